@@ -1,0 +1,1 @@
+"""One small program per claim; see benchmarks/README.md."""

@@ -1,0 +1,7 @@
+"""The command line: each command sets up logging and progress, then makes one library call."""
+
+from __future__ import annotations
+
+from dbksvd_dask.cli.main import main
+
+__all__ = ["main"]

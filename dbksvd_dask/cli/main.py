@@ -1,0 +1,73 @@
+"""Entry point of `dbksvd`: a group that loads a command only when it is used, and one-line errors."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from typing import Any
+
+import click
+
+from dbksvd_dask.errors import DBKSVDError
+
+# name -> module holding a click command called `command`; loaded on use, so `dbksvd --help` stays quick
+COMMANDS: dict[str, tuple[str, str]] = {}
+
+
+class LazyGroup(click.Group):
+    """A click group whose commands live in modules that are imported on first use."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Name the commands in the order in which a newcomer needs them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the module of one command."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(COMMANDS[cmd_name][0])
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands from the table, without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="dbksvd-dask")
+@click.option("-v", "--verbose", count=True, help="Log what happens; an error then shows its traceback.")
+@click.pass_context
+def cli(ctx: click.Context, verbose: int) -> None:
+    """Learn sparse dictionaries of neural-network activations, out of core.
+
+    \b
+    A first look:        dbksvd demo
+    Your own data:       dbksvd import activations.npy store.zarr
+                         dbksvd fit store.zarr run --n-atoms 4096 --k 32
+                         dbksvd encode store.zarr run codes.zarr
+    """
+    ctx.ensure_object(dict)["verbose"] = verbose
+    level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
+    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+
+
+def main(argv: list[str] | None = None) -> Any:
+    """Run the command line; errors of this package become one line and exit code 1."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    verbose = any(a == "--verbose" or (a.startswith("-v") and set(a[1:]) == {"v"}) for a in args)
+    try:
+        return cli(args=args, prog_name="dbksvd")
+    except (DBKSVDError, OSError, MemoryError) as error:
+        if verbose:
+            raise
+        message = " ".join(str(error).split()) or type(error).__name__
+        click.echo(f"dbksvd: error: {message}", err=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        if verbose:
+            raise
+        click.echo("dbksvd: interrupted", err=True)
+        sys.exit(130)

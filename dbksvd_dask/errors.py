@@ -1,0 +1,32 @@
+"""The errors a user can meet.
+
+Every message says what was received, what is needed and, where there is one, what to type.
+"""
+
+
+class DBKSVDError(Exception):
+    """Base class of every error this package raises on purpose."""
+
+
+class InputError(DBKSVDError, ValueError):
+    """Data or parameters that cannot be used: wrong shape, dtype, value or combination."""
+
+
+class StoreError(DBKSVDError, OSError):
+    """A store on disk or on a remote that is missing, empty, truncated or of another format."""
+
+
+class MismatchError(DBKSVDError, ValueError):
+    """Two artefacts that do not belong together, such as a checkpoint of other parameters."""
+
+
+class MemoryPlanError(DBKSVDError, MemoryError):
+    """The planned peak memory exceeds the limit that was given."""
+
+
+class JobError(DBKSVDError, RuntimeError):
+    """A restartable job that cannot go on: parts missing, or failed after bounded retries."""
+
+
+class DeviceError(DBKSVDError, RuntimeError):
+    """A device was asked for that is not there."""

@@ -1,0 +1,1 @@
+"""Measurements of a dictionary and its codes: arrays in, numbers out."""

@@ -1,0 +1,1 @@
+"""Numba kernels: they know numpy arrays and the jit module, nothing else."""

@@ -1,0 +1,1 @@
+"""Zarr and xarray: activations, codes, dictionaries, checkpoints."""
