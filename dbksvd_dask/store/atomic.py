@@ -1,0 +1,189 @@
+"""Files that are there whole or not at all, and the ledger of a restartable job.
+
+Every job of this package follows one pattern: the work goes to a place aside, each finished part leaves a
+marker written last, and the result is published by one rename. A run that is killed leaves markers for what
+was done; the next run does the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from dbksvd_dask.errors import StoreError
+from dbksvd_dask.store import remote
+from dbksvd_dask.store.remote import PathLike
+
+PARTIAL_SUFFIX = ".partial"
+_COUNTER = itertools.count()
+
+
+def fsync_path(path: PathLike) -> None:
+    """Force a file or folder to the disk; a filesystem that cannot do it for folders is left alone."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def staged(target: PathLike, folder: PathLike | None = None) -> Iterator[Path]:
+    """Yield a scratch path that becomes the local file `target` when the block ends well.
+
+    Parameters
+    ----------
+    target : path
+        The file to publish.
+    folder : path, optional
+        Where the scratch file lies, on the same filesystem; default: beside the target.
+    """
+    final = Path(target)
+    home = final.parent if folder is None else Path(folder)
+    scratch = home / f"{final.name}.{os.getpid()}-{next(_COUNTER)}.tmp"
+    try:
+        yield scratch
+        fsync_path(scratch)
+        os.replace(scratch, final)
+    except BaseException:
+        scratch.unlink(missing_ok=True)
+        raise
+
+
+def write_bytes(path: PathLike, *pieces: Any, folder: PathLike | None = None) -> None:
+    """Write one file, whole or not at all, and force it to the disk.
+
+    Parameters
+    ----------
+    path : path or fsspec URL
+        The file; its folder must exist (on a remote there are no folders).
+    *pieces : bytes-like
+        The content, in order.
+    folder : path, optional
+        Where the scratch file of a local write lies, on the same filesystem.
+    """
+    if remote.is_remote(path):
+        fs, inner = remote.filesystem(path)
+        fs.pipe_file(inner, b"".join(bytes(p) for p in pieces))  # an object appears whole or not at all
+        return
+    with staged(remote.normalise(path), folder) as scratch, open(scratch, "wb", buffering=0) as file:
+        for piece in pieces:
+            view = memoryview(piece).cast("B")
+            while view:  # a raw write may take less than it is given
+                view = view[file.write(view) :]
+
+
+def write_json(path: PathLike, content: Any) -> None:
+    """Write a JSON file, whole or not at all, and force it to the disk."""
+    write_bytes(path, json.dumps(content, indent=1, sort_keys=True).encode())
+
+
+def read_json(path: PathLike) -> Any:
+    """Read a JSON file.
+
+    Raises
+    ------
+    StoreError
+        When it is missing or is not JSON.
+    """
+    try:
+        return json.loads(remote.read_bytes(path))
+    except FileNotFoundError as error:
+        raise StoreError(f"no file at {path}") from error
+    except ValueError as error:
+        raise StoreError(f"{path} is damaged: it is not JSON ({error})") from error
+
+
+def aside(path: PathLike) -> str:
+    """Return where work towards `path` is kept until it is published.
+
+    A remote has no rename: there the work lies at its final place and an attribute tells when it is complete.
+    """
+    return remote.normalise(path) + ("" if remote.is_remote(path) else PARTIAL_SUFFIX)
+
+
+def publish(work: PathLike, target: PathLike, *, overwrite: bool = False) -> None:
+    """Rename finished local work to its final place; the previous content stays until then.
+
+    Raises
+    ------
+    StoreError
+        When there is something at `target` and `overwrite` is not set.
+    """
+    source, final = Path(work), Path(target)
+    replaced = final.with_name(f"{final.name}.{os.getpid()}-{next(_COUNTER)}.replaced")
+    if os.path.lexists(final):
+        if not overwrite:
+            raise StoreError(f"{final} exists already; choose another name or allow overwriting with --force")
+        if source.is_dir() or final.is_dir():  # a folder can only be renamed to a name that is free
+            os.rename(final, replaced)
+    os.replace(source, final)
+    fsync_path(final.parent)
+    remote.remove(replaced)
+
+
+def describe_parts(parts: Iterable[int], limit: int = 12) -> str:
+    """Write part numbers as ranges, shortened when there are many.
+
+    >>> describe_parts([0, 1, 2, 5, 7, 8])
+    '0-2, 5, 7-8'
+    """
+    runs: list[list[int]] = []
+    for part in sorted(parts):
+        if runs and part == runs[-1][1] + 1:
+            runs[-1][1] = part
+        else:
+            runs.append([part, part])
+    texts = [str(a) if a == b else f"{a}-{b}" for a, b in runs]
+    return ", ".join(texts[:limit]) + (f" and {len(texts) - limit} more runs" if len(texts) > limit else "")
+
+
+class Ledger:
+    """The markers of finished parts of a job: one small JSON file each, written after the part itself.
+
+    Parameters
+    ----------
+    folder : path or fsspec URL
+        Where the markers lie; made when the first one is written.
+    prefix : str
+        Tells several kinds of parts in one folder apart.
+    """
+
+    def __init__(self, folder: PathLike, prefix: str = "part") -> None:
+        self.folder = remote.normalise(folder)
+        self.prefix = prefix
+
+    def _name(self, part: int) -> str:
+        return f"{self.prefix}-{part:08d}.json"
+
+    def mark(self, part: int, content: dict[str, Any]) -> None:
+        """Note that a part is done; `content` is kept with it."""
+        if not remote.is_remote(self.folder):
+            os.makedirs(self.folder, exist_ok=True)
+        write_json(remote.join(self.folder, self._name(part)), content)
+
+    def parts(self) -> list[int]:
+        """Return the numbers of the parts that are done, ascending."""
+        start, end = f"{self.prefix}-", ".json"
+        names = [n for n in remote.list_names(self.folder) if n.startswith(start) and n.endswith(end)]
+        middles = (n[len(start) : -len(end)] for n in names)
+        return sorted(int(m) for m in middles if m.isdigit())
+
+    def read(self, part: int) -> dict[str, Any]:
+        """Return what was kept with a part."""
+        content: dict[str, Any] = read_json(remote.join(self.folder, self._name(part)))
+        return content
+
+    def missing(self, n_parts: int) -> list[int]:
+        """Return the parts of 0..n_parts-1 that are not done."""
+        done = set(self.parts())
+        return [part for part in range(n_parts) if part not in done]
