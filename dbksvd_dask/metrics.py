@@ -6,7 +6,7 @@ of chunks, merged in one fixed order, gives the same bits on one thread and on a
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,19 @@ from dbksvd_dask.kernels.moments import column_sums, relative_error_sum
 
 Float64Array = NDArray[np.float64]
 
-# A feature counts as constant when its variance is at most this fraction of the mean variance of all features:
-# a feature six decades below the mean is a constant with rounding noise, and its quotient var(r) / var(y) would
+
+class Mergeable(Protocol):
+    """Partial sums of a block of rows, which two blocks combine without changing either."""
+
+    def merge(self, other: Self) -> Self:
+        """Return the sums of both."""
+        ...
+
+
+M = TypeVar("M", bound=Mergeable)
+
+# A feature counts as constant when its variance is at most this fraction of the mean variance over features.
+# Six decades below the mean it is a constant with rounding noise, and its quotient var(r) / var(y) would
 # swamp the mean over all others.
 VARIANCE_RTOL = 1e-6
 
@@ -44,10 +55,10 @@ class ResidualMoments:
     r_sum: Float64Array
     r_square_sum: Float64Array
 
-    def merge(self, other: "ResidualMoments") -> "ResidualMoments":
+    def merge(self, other: Self) -> Self:
         """Return the sums of both blocks; neither is changed."""
         _require_same_width(self.r_sum, other.r_sum)
-        return ResidualMoments(
+        return type(self)(
             self.n_samples + other.n_samples,
             self.relative_error_sum + other.relative_error_sum,
             self.r_sum + other.r_sum,
@@ -77,10 +88,10 @@ class Moments:
     r_sum: Float64Array
     r_square_sum: Float64Array
 
-    def merge(self, other: "Moments") -> "Moments":
+    def merge(self, other: Self) -> Self:
         """Return the sums of both blocks; neither is changed."""
         _require_same_width(self.y_sum, other.y_sum)
-        return Moments(
+        return type(self)(
             self.n_samples + other.n_samples,
             self.n_nonzero_rows + other.n_nonzero_rows,
             self.relative_error_sum + other.relative_error_sum,
@@ -178,9 +189,18 @@ def row_norms(A: NDArray[Any]) -> Float64Array:
     return _sums(A)[2]
 
 
-def merge_moments(parts: Iterable[Moments]) -> Moments:
-    """Merge blocks from left to right; the order of `parts` fixes the bits of the result."""
-    merged: Moments | None = None
+def merge_moments(parts: Iterable[M]) -> M:
+    """Merge partial sums from left to right; the order of `parts` fixes the bits of the result.
+
+    Parameters
+    ----------
+    parts : iterable of Moments, or of any other class with a pure ``merge``
+
+    Returns
+    -------
+    The same class, with the sums of all parts.
+    """
+    merged: M | None = None
     for part in parts:
         merged = part if merged is None else merged.merge(part)
     if merged is None:

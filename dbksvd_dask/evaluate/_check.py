@@ -1,0 +1,135 @@
+"""Checks of what users hand in, each with a message that says what to change."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dbksvd_dask.errors import InputError, MismatchError
+from dbksvd_dask.kernels._jit import kernel_input
+
+CodeBlock = tuple[NDArray[np.int32], NDArray[np.float32]]
+CodeBlocks = Callable[[], Iterable[tuple[Any, Any]]]
+
+# Training gives norm 1 up to float32 rounding; a decoder that was never normalised is far off.
+NORM_TOLERANCE = 1e-3
+_SHOWN = 5
+
+
+def check_codes(atom: ArrayLike, coefficient: ArrayLike, n_atoms: int) -> CodeBlock:
+    """Bring one block of codes into kernel form and check that it can belong to `n_atoms` atoms.
+
+    Parameters
+    ----------
+    atom, coefficient : array_like of shape (n_samples, n_slots)
+    n_atoms : int
+
+    Returns
+    -------
+    tuple of (int32 ndarray, float32 ndarray), each of shape (n_samples, n_slots)
+    """
+    atoms = np.asarray(atom)
+    values = np.asarray(coefficient)
+    if atoms.ndim != 2 or atoms.shape != values.shape:
+        raise InputError(
+            f"codes need two arrays of one shape (n_samples, n_slots); "
+            f"received atom {atoms.shape} and coefficient {values.shape}"
+        )
+    if not np.issubdtype(atoms.dtype, np.integer):
+        raise InputError(f"atom must hold integers, received dtype {atoms.dtype}; -1 marks an empty slot")
+    if atoms.size and (int(atoms.max()) >= n_atoms or int(atoms.min()) < -1):
+        raise MismatchError(
+            f"codes name atom {int(atoms.max())} (smallest {int(atoms.min())}) but the dictionary has "
+            f"{n_atoms} atoms, 0 to {n_atoms - 1}; pass the dictionary these codes were made with"
+        )
+    return kernel_input(atoms, np.int32), kernel_input(values, np.float32)
+
+
+def iter_codes(blocks: CodeBlocks, n_atoms: int) -> Iterator[CodeBlock]:
+    """Walk once over the blocks of codes, checking each."""
+    for atom, coefficient in blocks():
+        yield check_codes(atom, coefficient, n_atoms)
+
+
+def check_dictionary(D: ArrayLike, name: str = "dictionary") -> NDArray[Any]:
+    """Require a finite matrix of unit rows.
+
+    Parameters
+    ----------
+    D : array_like of shape (n_atoms, n_features)
+    name : str
+        What the message calls it.
+
+    Returns
+    -------
+    float32 or float64 ndarray of shape (n_atoms, n_features)
+    """
+    atoms = np.asarray(D)
+    if atoms.ndim != 2 or 0 in atoms.shape:
+        raise InputError(f"{name} must have shape (n_atoms, n_features), received {atoms.shape}")
+    atoms = kernel_input(atoms, np.float64 if atoms.dtype == np.float64 else np.float32)
+    norms = np.sqrt(np.einsum("ij,ij->i", atoms, atoms, dtype=np.float64))
+    off = np.flatnonzero(~(np.abs(norms - 1.0) <= NORM_TOLERANCE))
+    if off.size:
+        raise InputError(
+            f"{name} has {off.size} rows that are not of norm 1, the first is row {off[0]} with norm "
+            f"{norms[off[0]]:.4g}; divide: D / np.linalg.norm(D, axis=1, keepdims=True), and drop zero rows"
+        )
+    return atoms
+
+
+def check_same_features(A: NDArray[Any], B: NDArray[Any]) -> None:
+    """Require two dictionaries over the same features."""
+    if A.shape[1] != B.shape[1]:
+        raise MismatchError(
+            f"the dictionaries have {A.shape[1]} and {B.shape[1]} features; compare dictionaries of the same "
+            "activations"
+        )
+
+
+def encode_labels(
+    labels: Sequence[Any] | NDArray[Any], n_samples: int
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Turn labels into class numbers.
+
+    Parameters
+    ----------
+    labels : sequence of length n_samples
+        Integers or strings, one per sample.
+    n_samples : int
+
+    Returns
+    -------
+    classes : ndarray of shape (n_classes,)
+        Sorted distinct labels.
+    codes : int64 ndarray of shape (n_samples,)
+        Index of each sample's label in `classes`.
+    """
+    values = np.asarray(labels)
+    if values.ndim != 1 or values.shape[0] != n_samples:
+        raise InputError(
+            f"received labels of shape {values.shape} for {n_samples} samples; pass one label per sample, "
+            "in the order of the samples"
+        )
+    missing = np.flatnonzero([_is_missing(v) for v in values.tolist()])
+    if missing.size:
+        raise InputError(
+            f"{missing.size} of {n_samples} labels are missing (None, NaN or empty), the first at sample "
+            f"{missing[0]}; label every sample, or drop these samples from codes and labels"
+        )
+    classes, codes = np.unique(values, return_inverse=True)
+    if classes.size < 2:
+        raise InputError(f"all {n_samples} labels are {classes[0]!r}; probing needs at least two classes")
+    return classes, codes.astype(np.int64)
+
+
+def name_some(items: Iterable[Any]) -> str:
+    """Name the first few items and say how many more there are."""
+    shown = [str(item) for item in items]
+    rest = len(shown) - _SHOWN
+    return ", ".join(shown[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or value == "" or value != value
