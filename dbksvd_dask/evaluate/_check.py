@@ -120,7 +120,7 @@ def encode_labels(
         )
     classes, codes = np.unique(values, return_inverse=True)
     if classes.size < 2:
-        raise InputError(f"all {n_samples} labels are {classes[0]!r}; probing needs at least two classes")
+        raise InputError(f"all {n_samples} labels are {str(classes[0])!r}; probing needs at least two classes")
     return classes, codes.astype(np.int64)
 
 

@@ -1,0 +1,40 @@
+"""Double-Batch K-SVD: sparse dictionaries of neural-network activations, out of core on Dask.
+
+Names are imported on first use, so that `import dbksvd_dask` costs milliseconds.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "DBKSVD": "dbksvd_dask.model",
+    "encode": "dbksvd_dask.model",
+    "codes_to_csr": "dbksvd_dask.codes",
+    "decode": "dbksvd_dask.codes",
+    "open_activations": "dbksvd_dask.store.activations",
+}
+
+if TYPE_CHECKING:
+    from dbksvd_dask.codes import codes_to_csr as codes_to_csr
+    from dbksvd_dask.codes import decode as decode
+    from dbksvd_dask.model import DBKSVD as DBKSVD
+    from dbksvd_dask.model import encode as encode
+    from dbksvd_dask.store.activations import open_activations as open_activations
+
+__all__ = sorted([*_PUBLIC, "__version__"])
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        value = getattr(importlib.import_module(_PUBLIC[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'dbksvd_dask' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

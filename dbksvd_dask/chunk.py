@@ -1,0 +1,230 @@
+"""What happens to one chunk of samples: the pure functions that a batch's graph is made of.
+
+Every function takes arrays and returns new ones; none changes its inputs. That is what lets Dask recompute
+whatever a dead worker held, and hand one result to several workers. Results are marked read-only, so that a
+mistake raises instead of corrupting.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dbksvd_dask import lanczos
+from dbksvd_dask.kernels import update
+from dbksvd_dask.kernels._jit import kernel_input
+from dbksvd_dask.kernels.blas import one_blas_thread
+from dbksvd_dask.kernels.encode import EncodeSpec, encode_rows, residual
+from dbksvd_dask.lanczos import LanczosState
+from dbksvd_dask.metrics import Moments, ResidualMoments, moments, residual_moments, row_norms
+
+
+class ChunkState(NamedTuple):
+    """One chunk of samples between two rounds."""
+
+    R: np.ndarray  # (n, d) residual
+    atom: np.ndarray  # (n, k) int32, indices inside the group
+    coefficient: np.ndarray  # (n, k)
+    start: np.ndarray  # (n_rounds, n + 1): entries by round and row, see kernels.update
+    pos: np.ndarray  # (nnz,)
+    local: np.ndarray  # (nnz,)
+
+
+class ChunkStats(NamedTuple):
+    """Sums over one chunk after its encoding."""
+
+    moments: Moments
+    y_norms: np.ndarray  # (n,) float64
+    counts: np.ndarray  # (n_atoms of the group,) int64
+    finished: float  # time.time() at the end
+
+
+class Candidates(NamedTuple):
+    """Worst-reconstructed samples of one chunk, worst first, to take the place of dead atoms."""
+
+    error: np.ndarray  # (c,) float64, residual norms
+    rows: np.ndarray  # (c, d) the samples
+
+
+class Rounds(NamedTuple):
+    """The rounds of one group: which atoms, and for each atom its round and place in it."""
+
+    atoms: tuple[np.ndarray, ...]
+    round_of: np.ndarray
+    local_of: np.ndarray
+
+
+def frozen(array: np.ndarray) -> np.ndarray:
+    """Mark a result read-only."""
+    array.flags.writeable = False
+    return array
+
+
+def invert_rounds(atoms: list[np.ndarray], n_atoms: int) -> Rounds:
+    """Look-up tables from atom to round and place.
+
+    Parameters
+    ----------
+    atoms : per round, the indices of its atoms
+    """
+    round_of = np.empty(n_atoms, np.int32)
+    local_of = np.empty(n_atoms, np.int32)
+    for r, members in enumerate(atoms):
+        round_of[members] = r
+        local_of[members] = np.arange(members.size, dtype=np.int32)
+    return Rounds(tuple(atoms), round_of, local_of)
+
+
+@one_blas_thread
+def encode_chunk(
+    Y: np.ndarray, D: np.ndarray, gram: np.ndarray, spec: EncodeSpec, rounds: Rounds
+) -> tuple[ChunkState, np.ndarray]:
+    """Encode a chunk, subtract the reconstruction and group the nonzeros by round.
+
+    Returns
+    -------
+    state : ChunkState
+    counts : (n_atoms,) int64, samples per atom
+    """
+    atom, coefficient = encode_rows(Y, D, gram, spec)
+    R = residual(Y, atom, coefficient, D)
+    start, pos, local = update.group_by_round(atom, rounds.round_of, rounds.local_of, len(rounds.atoms))
+    counts = update.count_atoms(atom, D.shape[0])
+    return ChunkState(*map(frozen, (R, atom, coefficient, start, pos, local))), counts
+
+
+def chunk_stats(Y: np.ndarray, state: ChunkState, counts: np.ndarray) -> ChunkStats:
+    """Sums over the samples and their residual."""
+    return ChunkStats(moments(Y, state.R), row_norms(Y), counts, time.time())
+
+
+def first_product(state: ChunkState, r: int, n_local: int) -> tuple[np.ndarray, np.ndarray]:
+    """Partial sums of the warm start of round `r`: (n_local, d) and (n_local,)."""
+    arrays = (state.R, state.coefficient, state.start[r], state.pos, state.local)
+    W, x2 = update.start_products(*map(kernel_input, arrays), n_local)
+    return frozen(W), frozen(x2)
+
+
+def next_product(state: ChunkState, r: int, lz: LanczosState) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Partial sums of one Lanczos product of round `r`: (n_local, d), (n_local,), (n_local,)."""
+    arrays = (state.R, state.coefficient, state.start[r], state.pos, state.local, lz.basis[-1], lz.dv)
+    W, sx, s2 = update.next_products(*map(kernel_input, arrays))
+    return frozen(W), frozen(sx), frozen(s2)
+
+
+def add_parts(parts: list[tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
+    """Sum tuples of arrays from left to right; the order fixes the bits."""
+    if len(parts) == 1:
+        return parts[0]
+    totals = [np.add(a, b) for a, b in zip(parts[0], parts[1], strict=True)]
+    for part in parts[2:]:
+        for total, more in zip(totals, part, strict=True):
+            np.add(total, more, out=total)
+    return tuple(frozen(total) for total in totals)
+
+
+def begin_round(parts: list[tuple[np.ndarray, ...]], D: np.ndarray, members: np.ndarray) -> LanczosState:
+    """Warm start of a round from the chunks' partial sums."""
+    W, x2 = add_parts(parts)
+    return lanczos.warm_start(W, x2, D[members])
+
+
+def advance_round(
+    parts: list[tuple[np.ndarray, ...]], lz: LanczosState, D: np.ndarray, members: np.ndarray
+) -> LanczosState:
+    """One Lanczos step of a round from the chunks' partial sums."""
+    W, sx, s2 = add_parts(parts)
+    return lanczos.advance(lz, W, sx, s2, D[members])
+
+
+def finish_round(lz: LanczosState, D: np.ndarray, members: np.ndarray) -> np.ndarray:
+    """New atoms of a round: (n_local, d)."""
+    return frozen(lanczos.leading_vectors(lz, D[members]))
+
+
+def refresh_chunk(
+    state: ChunkState, r: int, D: np.ndarray, members: np.ndarray, new: np.ndarray, nonneg: bool
+) -> ChunkState:
+    """Exchange the atoms of round `r` and refit their coefficients."""
+    arrays = (state.R, state.coefficient, state.start[r], state.pos, state.local, D[members], new)
+    R, coefficient = update.refresh(*map(kernel_input, arrays), nonneg)
+    return state._replace(R=frozen(R), coefficient=frozen(coefficient))
+
+
+def after_update(state: ChunkState, stats: ChunkStats) -> ResidualMoments:
+    """Sums over the residual after the last round."""
+    return residual_moments(state.R, stats.y_norms)
+
+
+def worst_samples(
+    state: ChunkState, D: np.ndarray, members: list[np.ndarray], new: list[np.ndarray], counts: np.ndarray
+) -> Candidates:
+    """Samples of a chunk with the largest residual norms, as many as there are dead atoms.
+
+    The sample is rebuilt from its residual and its codes, so that the chunk need not be kept or read again.
+    """
+    n_dead = int(np.count_nonzero(counts == 0))
+    if n_dead == 0:
+        return Candidates(np.empty(0), np.empty((0, D.shape[1]), D.dtype))
+    error = row_norms(state.R)
+    worst = np.argsort(-error, kind="stable")[:n_dead]
+    updated = place_atoms(D, members, new)
+    atom = kernel_input(state.atom[worst])
+    rows = residual(state.R[worst], atom, -state.coefficient[worst], updated)
+    return Candidates(error[worst], rows)
+
+
+def place_atoms(D: np.ndarray, members: list[np.ndarray], new: list[np.ndarray]) -> np.ndarray:
+    """Dictionary with the atoms of all rounds put in: a new (n_atoms, d)."""
+    out = np.array(D)
+    for indices, atoms in zip(members, new, strict=True):
+        out[indices] = atoms
+    return out
+
+
+def merge_dictionary(
+    D: np.ndarray,
+    members: list[np.ndarray],
+    new: list[np.ndarray],
+    counts: np.ndarray,
+    candidates: list[Candidates],
+    fresh: np.ndarray | None,
+) -> np.ndarray:
+    """Updated dictionary: the rounds' atoms, and replacements for atoms that no sample used.
+
+    Dead atoms in ascending order take the worst samples of the batch in descending order of error (of equal
+    errors the earlier sample), each sample once; where samples run out the atom stays.
+
+    Parameters
+    ----------
+    candidates : per chunk, in chunk order; empty lists when atoms are kept
+    fresh : (n_atoms, d) random unit rows to take instead of samples, or None
+    """
+    out = place_atoms(D, members, new)
+    dead = np.flatnonzero(counts == 0)
+    if dead.size and fresh is not None:
+        out[dead] = fresh[dead]
+    elif dead.size and candidates:
+        error = np.concatenate([c.error for c in candidates])
+        rows = np.concatenate([c.rows for c in candidates])
+        order = np.argsort(-error, kind="stable")
+        order = order[np.linalg.norm(rows[order], axis=1) > 0][: dead.size]
+        chosen = rows[order]
+        norms = np.linalg.norm(chosen.astype(np.float64), axis=1)
+        out[dead[: order.size]] = (chosen / norms[:, None]).astype(out.dtype)
+    return frozen(out)
+
+
+def add_counts(counts: list[np.ndarray]) -> np.ndarray:
+    """Samples per atom over all chunks."""
+    return np.sum(counts, axis=0)
+
+
+def prepare(raw: Any, mean: np.ndarray | None, dtype: Any) -> np.ndarray:
+    """Rows as the kernels take them: C-contiguous, of the working dtype, the mean taken off; a new array."""
+    Y = np.array(raw, dtype=dtype, order="C", copy=True)
+    if mean is not None:
+        Y -= mean.astype(dtype, copy=False)
+    return Y

@@ -1,0 +1,108 @@
+"""Progress as typed events: the library emits, bars, logs and notebook views subscribe."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+logger = logging.getLogger("dbksvd_dask")
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened; subclasses say what."""
+
+
+@dataclass(frozen=True)
+class FitStarted(Event):
+    """A fit begins, or goes on from a checkpoint."""
+
+    n_samples: int
+    n_features: int
+    n_atoms: int
+    k: int
+    n_iter: int
+    first_iteration: int
+    batch_size: int
+    planned_bytes: int  # peak memory per worker as planned
+
+
+@dataclass(frozen=True)
+class BatchStarted(Event):
+    """The graph of one outer batch is about to run."""
+
+    iteration: int
+    n_tasks: int
+
+
+@dataclass(frozen=True)
+class RoundFinished(Event):
+    """One round of dictionary updates is done."""
+
+    iteration: int
+    round: int
+    n_rounds: int
+
+
+@dataclass(frozen=True)
+class BatchFinished(Event):
+    """One outer batch is done; `record` is its row of the history."""
+
+    iteration: int
+    n_iter: int
+    n_samples: int
+    seconds: float
+    samples_per_second: float
+    seconds_left: float
+    bytes_read: int
+    record: dict[str, float]
+
+
+@dataclass(frozen=True)
+class CheckpointWritten(Event):
+    """A checkpoint was published."""
+
+    path: str
+    iteration: int
+
+
+@dataclass(frozen=True)
+class Retrying(Event):
+    """A batch failed for a reason that may pass (a lost worker or connection) and is run again."""
+
+    iteration: int
+    attempt: int
+    attempts: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class FitFinished(Event):
+    """All iterations are done."""
+
+    n_iter: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class JobProgress(Event):
+    """A restartable job (import, shuffle, encode) has done another part."""
+
+    job: str
+    done: int
+    total: int
+    unit: str
+
+
+Callback = Callable[[Any], None]
+
+
+def emit(callbacks: Iterable[Callback], event: Event) -> None:
+    """Hand an event to every subscriber; an error in one of them is logged, never the end of a long run."""
+    for callback in callbacks:
+        try:
+            callback(event)
+        except Exception:
+            logger.exception("a progress callback failed on %s; the run goes on", type(event).__name__)

@@ -1,0 +1,9 @@
+"""Reading activations in the layouts people have: one small module per format, and a registry that picks."""
+
+from __future__ import annotations
+
+from dbksvd_dask.importers.base import ArrayInfo, Hints, SourceFile
+from dbksvd_dask.importers.collection import Collection
+from dbksvd_dask.importers.registry import FORMATS, find_files, open_file
+
+__all__ = ["FORMATS", "ArrayInfo", "Collection", "Hints", "SourceFile", "find_files", "open_file"]

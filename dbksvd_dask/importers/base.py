@@ -1,0 +1,211 @@
+"""What every source file offers: named arrays, and their rows in any order, a bounded number at a time."""
+
+from __future__ import annotations
+
+import math
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dbksvd_dask.errors import InputError, StoreError
+from dbksvd_dask.store.dtypes import BFLOAT16
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Hints:
+    """What the user said about files that do not describe themselves.
+
+    Attributes
+    ----------
+    dtype : str, optional
+        Of raw files; also "bfloat16" for two-byte numbers that NumPy cannot name.
+    n_features : int, optional
+        Width of the rows of a raw file.
+    """
+
+    dtype: str | None = None
+    n_features: int | None = None
+
+
+@dataclass(frozen=True)
+class ArrayInfo:
+    """Shape and dtype of one array of a file; dtype is a NumPy name or "bfloat16"."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def is_rows(self) -> bool:
+        """Tell whether this can be activations: 2-D or 3-D floating-point numbers."""
+        return len(self.shape) in (2, 3) and self.dtype in ("float16", "float32", "float64", BFLOAT16)
+
+
+class SourceFile(ABC):
+    """One file, or one folder that counts as one, with named arrays.
+
+    Attributes
+    ----------
+    path : str
+        Where it is.
+    arrays : dict of str to ArrayInfo
+        Its arrays; the key is "" when the format has no names.
+    """
+
+    path: str
+    arrays: dict[str, ArrayInfo]
+
+    @abstractmethod
+    def read_items(self, name: str, start: int, stop: int) -> Array:
+        """Read entries [start, stop) along the first axis, in native byte order (bfloat16 as its uint16 bits)."""
+
+    def read_rows(self, name: str, start: int, stop: int, out: Array | None = None) -> Array:
+        """Read rows [start, stop) of an array whose leading axes are flattened to leave the last one.
+
+        Parameters
+        ----------
+        name : str
+            An array of shape (rows, n_features) or (sequences, tokens, n_features).
+        start, stop : int
+            Range of rows after flattening.
+        out : ndarray of shape (stop - start, n_features), optional
+            Where to put them.
+        """
+        shape = self.arrays[name].shape
+        per_item = math.prod(shape[1:-1])
+        first, last = start // per_item, -(-stop // per_item)
+        rows = self.read_items(name, first, last).reshape(-1, shape[-1])
+        rows = rows[start - first * per_item : stop - first * per_item]
+        if out is None:
+            return rows
+        out[...] = rows
+        return out
+
+    def close(self) -> None:  # noqa: B027 - most formats hold nothing open
+        """Let go of whatever is open."""
+
+
+class Region:
+    """An array that lies in a file as plain bytes in C order, read by position.
+
+    Not a memory map: mapped pages count as memory of the process, and the promise is a bounded one.
+    """
+
+    def __init__(self, path: str, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self.path, self.offset, self.shape, self.dtype = path, offset, shape, dtype
+        self.row_bytes = (shape[-1] if len(shape) > 1 else 1) * dtype.itemsize
+        needed, size = offset + math.prod(shape) * dtype.itemsize, os.path.getsize(path)
+        if size < needed:
+            raise StoreError(f"{path} is truncated: it has {size} bytes, its header promises {needed}")
+        self._file: Any = None
+
+    def read(self, start: int, stop: int, row_shape: tuple[int, ...], out: Array | None = None) -> Array:
+        """Read rows [start, stop) of `row_shape` each."""
+        if out is None or self.dtype != out.dtype or not out.flags.c_contiguous:
+            target = np.empty((stop - start, *row_shape), self.dtype)
+        else:
+            target = out
+        if self._file is None:
+            self._file = open(self.path, "rb", buffering=0)  # noqa: SIM115 - closed by close()
+        offset = self.offset + start * math.prod(row_shape) * self.dtype.itemsize
+        fill_from(self._file.fileno(), offset, target, self.path)
+        if not self.dtype.isnative:
+            target = target.astype(self.dtype.newbyteorder("="))
+        if out is None or target is out:
+            return target
+        out[...] = target
+        return out
+
+    def close(self) -> None:
+        """Close the file; it opens again when needed."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def fill_from(fd: int, offset: int, target: Array, path: str) -> None:
+    """Fill a C-contiguous array with the bytes of an open file from `offset` on."""
+    view = target.reshape(-1).view(np.uint8).data
+    while view:  # one call reads at most 2 GB
+        n = os.preadv(fd, [view], offset)
+        if n == 0:
+            raise StoreError(f"{path} is truncated: it ended at byte {offset}")
+        view, offset = view[n:], offset + n
+
+
+class RegionFile(SourceFile):
+    """A file whose arrays are all plain regions."""
+
+    def __init__(self, path: str, regions: dict[str, tuple[Region, str]]) -> None:
+        self.path = path
+        self._regions = {name: region for name, (region, _) in regions.items()}
+        self.arrays = {name: ArrayInfo(region.shape, dtype) for name, (region, dtype) in regions.items()}
+
+    def read_items(self, name: str, start: int, stop: int) -> Array:
+        """Read entries [start, stop) along the first axis."""
+        region = self._regions[name]
+        return region.read(start, stop, region.shape[1:])
+
+    def read_rows(self, name: str, start: int, stop: int, out: Array | None = None) -> Array:
+        """Read flattened rows [start, stop); any range starts at a known byte."""
+        region = self._regions[name]
+        return region.read(start, stop, region.shape[-1:], out)
+
+    def close(self) -> None:
+        """Close the regions."""
+        for region in self._regions.values():
+            region.close()
+
+
+class Cursor:
+    """Reads entries from a source that comes in blocks, forward; keeps the block it is in.
+
+    Parameters
+    ----------
+    open_at : callable
+        Given an entry, returns an iterator of (first entry, block) that starts at or before it.
+    seekable : bool
+        Whether `open_at` gets near an entry without reading what is before.
+    """
+
+    def __init__(self, open_at: Callable[[int], Iterator[tuple[int, Array]]], seekable: bool = True) -> None:
+        self._open_at, self._seekable = open_at, seekable
+        self._blocks: Iterator[tuple[int, Array]] | None = None
+        self._first, self._block = 0, np.empty(0)
+
+    def read(self, start: int, stop: int) -> Array:
+        """Read entries [start, stop)."""
+        parts = []
+        while True:
+            self._go_to(start)
+            part = self._block[start - self._first : stop - self._first]
+            parts.append(part)
+            start += len(part)
+            if start >= stop:
+                return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _go_to(self, entry: int) -> None:
+        end = self._first + len(self._block)
+        if self._blocks is None or entry < self._first or (self._seekable and entry > end):
+            self._blocks = self._open_at(entry)
+            self._first, self._block = next(self._blocks)
+        while entry >= self._first + len(self._block):
+            self._first, self._block = next(self._blocks)
+
+
+def numeric_name(dtype: np.dtype[Any], path: str, hints: Hints) -> str:
+    """Return the name of a dtype, with two-byte numbers taken for bfloat16 when the user says so."""
+    if hints.dtype == BFLOAT16 and dtype.itemsize == 2 and dtype.kind in "Vui":
+        return BFLOAT16
+    if dtype.kind == "V" and dtype.itemsize == 2 and dtype.names is None:
+        raise InputError(
+            f"{path} holds two-byte numbers without a name (bfloat16 saved by NumPy looks like this); "
+            "say dtype=bfloat16 (--dtype bfloat16) if that is what they are"
+        )
+    return dtype.newbyteorder("=").name

@@ -1,0 +1,150 @@
+"""`.npy` and `.npz` files; nothing is unpickled."""
+
+from __future__ import annotations
+
+import os
+import struct
+import zipfile
+from collections.abc import Iterator
+from typing import IO, Any
+
+import numpy as np
+
+from dbksvd_dask.errors import InputError, StoreError
+from dbksvd_dask.importers.base import Array, ArrayInfo, Cursor, Hints, Region, RegionFile, SourceFile, numeric_name
+
+# one read of a compressed member; large enough to be quick, small against a chunk
+BLOCK_BYTES = 1 << 22
+
+
+def read_header(file: IO[bytes], path: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Read the header of a .npy stream: shape, Fortran order, dtype."""
+    try:
+        version = np.lib.format.read_magic(file)
+        readers = {
+            (1, 0): np.lib.format.read_array_header_1_0,
+            (2, 0): np.lib.format.read_array_header_2_0,
+            (3, 0): np.lib.format.read_array_header_2_0,  # differs only in the encoding of field names
+        }
+        shape, fortran, dtype = readers[version](file)
+    except (ValueError, KeyError, EOFError, OSError) as error:
+        size = f", {os.path.getsize(path)} bytes" if os.path.exists(path) else ""
+        raise StoreError(f"{path} is not a readable .npy file{size}: {error}") from error
+    if dtype.hasobject or dtype.names is not None:
+        raise InputError(f"{path} holds dtype {dtype}; need an array of plain numbers")
+    return shape, fortran, dtype
+
+
+class FortranFile(SourceFile):
+    """A .npy file in column order: its rows are scattered, so it is mapped."""
+
+    def __init__(self, path: str, dtype: str) -> None:
+        self.path = path
+        self._map = np.load(path, mmap_mode="r", allow_pickle=False)
+        self._bits = np.dtype("uint16") if dtype == "bfloat16" else self._map.dtype
+        self.arrays = {"": ArrayInfo(self._map.shape, dtype)}
+
+    def read_items(self, name: str, start: int, stop: int) -> Array:
+        """Read entries [start, stop) along the first axis."""
+        rows: Array = np.ascontiguousarray(self._map[start:stop]).view(self._bits)
+        return rows.astype(rows.dtype.newbyteorder("="), copy=False)
+
+
+def open_npy(path: str, hints: Hints) -> SourceFile:
+    """Open a .npy file."""
+    with open(path, "rb") as file:
+        shape, fortran, dtype = read_header(file, path)
+        offset = file.tell()
+    name = numeric_name(dtype, path, hints)
+    if fortran and len(shape) > 1:
+        return FortranFile(path, name)
+    bits = np.dtype("uint16") if name == "bfloat16" else dtype
+    return RegionFile(path, {"": (Region(path, offset, shape, bits), name)})
+
+
+class NpzFile(SourceFile):
+    """A .npz file: stored members are read by position, compressed ones forward."""
+
+    def __init__(self, path: str, hints: Hints) -> None:
+        self.path = path
+        self.arrays = {}
+        self._regions: dict[str, Region] = {}
+        self._cursors: dict[str, Cursor] = {}
+        try:
+            self._zip = zipfile.ZipFile(path)
+        except (zipfile.BadZipFile, OSError) as error:
+            raise StoreError(f"{path} is not a readable .npz file: {error}") from error
+        for member in self._zip.infolist():
+            if member.filename.endswith(".npy"):
+                self._add(member, hints)
+
+    def _add(self, member: zipfile.ZipInfo, hints: Hints) -> None:
+        name = member.filename.removesuffix(".npy")
+        label = f"{self.path}:{name}"
+        with self._zip.open(member) as stream:
+            shape, fortran, dtype = read_header(stream, label)
+            header = stream.tell()
+        dtype_name = numeric_name(dtype, label, hints)
+        self.arrays[name] = ArrayInfo(shape, dtype_name)
+        bits = np.dtype("uint16") if dtype_name == "bfloat16" else dtype
+        if fortran and len(shape) > 1:
+            self._cursors[name] = Cursor(lambda _: self._fortran_block(member))
+        elif member.compress_type == zipfile.ZIP_STORED:
+            self._regions[name] = Region(self.path, self._data_offset(member) + header, shape, bits)
+        else:
+            self._cursors[name] = Cursor(lambda _: self._blocks(member, shape, bits), seekable=False)
+
+    def _data_offset(self, member: zipfile.ZipInfo) -> int:
+        # the length of the local header may differ from that in the directory: zip format, section 4.3.7
+        with open(self.path, "rb") as file:
+            file.seek(member.header_offset)
+            n_name, n_extra = struct.unpack("<26xHH", file.read(30))
+        return member.header_offset + 30 + int(n_name) + int(n_extra)
+
+    def _blocks(
+        self, member: zipfile.ZipInfo, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> Iterator[tuple[int, Array]]:
+        label = f"{self.path}:{member.filename}"
+        item = int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
+        step = max(1, BLOCK_BYTES // max(1, item))
+        with self._zip.open(member) as stream:
+            read_header(stream, label)
+            for first in range(0, shape[0], step):
+                n = min(step, shape[0] - first)
+                try:
+                    content = stream.read(n * item)
+                except (zipfile.BadZipFile, OSError, EOFError) as error:
+                    raise StoreError(f"{label} cannot be read: {error}") from error
+                if len(content) != n * item:
+                    raise StoreError(f"{label} is truncated: it ends in row {first + len(content) // item}")
+                block = np.frombuffer(content, dtype).reshape(n, *shape[1:])
+                yield first, block.astype(dtype.newbyteorder("="), copy=False)
+
+    def _fortran_block(self, member: zipfile.ZipInfo) -> Iterator[tuple[int, Array]]:
+        with self._zip.open(member) as stream:
+            yield 0, np.ascontiguousarray(np.lib.format.read_array(stream, allow_pickle=False))
+
+    def read_items(self, name: str, start: int, stop: int) -> Array:
+        """Read entries [start, stop) along the first axis."""
+        if name in self._regions:
+            region = self._regions[name]
+            return region.read(start, stop, region.shape[1:])
+        return self._cursors[name].read(start, stop)
+
+    def read_rows(self, name: str, start: int, stop: int, out: Array | None = None) -> Array:
+        """Read flattened rows [start, stop)."""
+        if name in self._regions:
+            region = self._regions[name]
+            return region.read(start, stop, region.shape[-1:], out)
+        return super().read_rows(name, start, stop, out)
+
+    def close(self) -> None:
+        """Close the archive."""
+        for region in self._regions.values():
+            region.close()
+        self._zip.close()
+
+
+def open_npz(path: str, hints: Hints) -> SourceFile:
+    """Open a .npz file."""
+    return NpzFile(path, hints)

@@ -1,0 +1,68 @@
+"""`.pt` and `.pth` files with tensors, when torch is installed; loaded with weights_only, so no code runs."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from dbksvd_dask.errors import InputError, StoreError
+from dbksvd_dask.importers.base import Array, ArrayInfo, Hints, SourceFile
+
+# dtypes that NumPy has under the same name; bfloat16 goes by its bits
+KNOWN = ("float16", "float32", "float64", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "bool")
+
+
+class TorchFile(SourceFile):
+    """A file written by `torch.save`: one tensor, or nested dicts and lists of tensors."""
+
+    def __init__(self, path: str, hints: Hints) -> None:
+        try:
+            import torch
+        except ImportError as error:
+            raise InputError(f"reading {path} needs torch: install it, or save the tensor with np.save") from error
+        self.path = path
+        self._torch = torch
+        self._tensors = dict(_tensors(self._load(), torch))
+        self.arrays = {}
+        for name, tensor in self._tensors.items():
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            if dtype in KNOWN:
+                self.arrays[name] = ArrayInfo(tuple(tensor.shape), dtype)
+
+    def _load(self) -> Any:
+        options: dict[str, Any] = {"map_location": "cpu", "weights_only": True}
+        try:
+            try:
+                return self._torch.load(self.path, mmap=True, **options)
+            except RuntimeError:  # a file in the format before torch 1.6 cannot be mapped
+                return self._torch.load(self.path, **options)
+        except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise StoreError(f"{self.path} cannot be loaded as tensors (weights only): {reason}") from error
+
+    def read_items(self, name: str, start: int, stop: int) -> Array:
+        """Read entries [start, stop) along the first axis."""
+        part = self._tensors[name][start:stop].detach().contiguous()
+        if part.dtype == self._torch.bfloat16:
+            bits: Array = part.view(self._torch.int16).numpy().view(np.uint16)
+            return bits
+        block: Array = part.numpy()
+        return block
+
+
+def _tensors(node: Any, torch: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(node, torch.Tensor):
+        if node.layout == torch.strided and node.ndim:
+            yield name, node
+        return
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list | tuple) else ()
+    for key, value in items:
+        yield from _tensors(value, torch, f"{name}.{key}" if name else str(key))
+
+
+def open_torch(path: str, hints: Hints) -> SourceFile:
+    """Open a file of tensors."""
+    return TorchFile(path, hints)

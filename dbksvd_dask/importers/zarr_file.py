@@ -1,0 +1,45 @@
+"""Zarr arrays and groups of any chunking, format 2 or 3, local or at a URL: rewritten as an activation store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import zarr
+
+from dbksvd_dask.errors import StoreError
+from dbksvd_dask.importers.base import Array, ArrayInfo, Hints, SourceFile, numeric_name
+from dbksvd_dask.store import remote
+
+
+class ZarrFile(SourceFile):
+    """A Zarr store; its arrays are those of the group, by name."""
+
+    def __init__(self, path: str, hints: Hints) -> None:
+        self.path = path
+        node = remote.open_zarr(path)
+        found: dict[str, zarr.Array[Any]] = dict(node.arrays()) if isinstance(node, zarr.Group) else {"": node}
+        self._arrays = {name: array for name, array in found.items() if array.ndim}
+        self.arrays = {}
+        for name, array in self._arrays.items():
+            dtype = np.dtype(array.dtype)
+            if dtype.kind in "biufV":
+                marked = array.attrs.get("dtype") == "bfloat16"
+                dtype_name = "bfloat16" if marked else numeric_name(dtype, path, hints)
+                self.arrays[name] = ArrayInfo(tuple(array.shape), dtype_name)
+
+    def read_items(self, name: str, start: int, stop: int) -> Array:
+        """Read entries [start, stop) along the first axis."""
+        try:
+            block = np.asarray(self._arrays[name][start:stop])
+        except Exception as error:  # a codec may fail with anything
+            what = f"entries {start} to {stop} of `{name}` in {self.path}"
+            raise StoreError(f"{what} cannot be read: {error}") from error
+        if self.arrays[name].dtype == "bfloat16":
+            return block.view(np.uint16)
+        return block.astype(block.dtype.newbyteorder("="), copy=False)
+
+
+def open_zarr_file(path: str, hints: Hints) -> SourceFile:
+    """Open a Zarr store as a source."""
+    return ZarrFile(path, hints)

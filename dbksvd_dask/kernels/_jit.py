@@ -1,0 +1,79 @@
+"""The one place that owns the jit flags, the vector intrinsics and the form in which arrays enter a kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+# `reassoc` and `contract` let LLVM vectorise sums and use fused multiply-adds. NaN and infinity keep their
+# meaning (no `nnan`/`ninf`): inputs are checked, but a kernel that meets one must not go astray.
+FAST = frozenset({"reassoc", "contract", "nsz", "arcp"})
+
+# nogil: Dask threads run kernels side by side. Never `parallel=True`: numba's workqueue layer aborts the
+# process when two threads enter it, and parallelism here is over chunks anyway.
+jit = njit(nogil=True, cache=True, error_model="numpy", fastmath=set(FAST))
+
+_MAX_FLAGS = ("nnan", "ninf", "nsz", "reassoc", "arcp", "contract", "afn")
+
+
+def _emit_max(builder: Any, best: Any, value: Any) -> Any:
+    """Emit `value if value > best else best` with the flags under which LLVM vectorises the reduction."""
+    larger = builder.fcmp_ordered(">", value, best, flags=_MAX_FLAGS)
+    return builder.select(larger, value, best, flags=_MAX_FLAGS)
+
+
+@intrinsic
+def running_max(typingctx: Any, best: Any, value: Any) -> Any:
+    """Return the larger of `best` and `value`; unlike `max()` and `if`, a loop over it vectorises."""
+    if not (isinstance(best, types.Float) and best == value):
+        return None
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _emit_max(builder, args[0], args[1])
+
+    return best(best, value), codegen
+
+
+@intrinsic
+def running_max_abs(typingctx: Any, best: Any, value: Any) -> Any:
+    """Return the larger of `best` and `|value|`; a loop over it vectorises."""
+    if not (isinstance(best, types.Float) and best == value):
+        return None
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = args[1].type
+        fabs = builder.module.declare_intrinsic("llvm.fabs", [kind], ir.FunctionType(kind, [kind]))
+        return _emit_max(builder, args[0], builder.call(fabs, [args[1]]))
+
+    return best(best, value), codegen
+
+
+class _Writable:
+    """Carries the address of a read-only array under numba's ordinary array type."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._keep = array
+        interface = dict(array.__array_interface__)
+        interface["data"] = (interface["data"][0], False)
+        self.__array_interface__ = interface
+
+
+def kernel_input(array: Any, dtype: Any = None) -> np.ndarray:
+    """Bring an array into the one form in which kernels and BLAS take their inputs.
+
+    C-contiguous and aligned, so that BLAS takes the same path wherever the buffer came from, and of numba's
+    plain array type even when read-only (arrays off the wire and memory maps are), so that each kernel is
+    compiled once. Kernels never write to their inputs; copies only when layout or dtype ask for one.
+
+    Parameters
+    ----------
+    array : array_like
+    dtype : dtype, optional
+        Convert to this dtype first.
+    """
+    ready = np.require(array, dtype=dtype, requirements="CA")
+    return ready if ready.flags.writeable else np.asarray(_Writable(ready))

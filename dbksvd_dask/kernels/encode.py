@@ -1,0 +1,133 @@
+"""Encode rows in tiles: one matrix product per tile, then pursuit on it while it is in cache."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from dbksvd_dask.kernels._jit import jit, kernel_input
+from dbksvd_dask.kernels.omp import orthogonal_tile
+from dbksvd_dask.kernels.pursuit import pursue_tile
+from dbksvd_dask.kernels.update import subtract_reconstruction
+
+# Rows per matrix product. BLAS is at full speed from about 256 rows on; 512 rows of 4096 atoms are 8 MB.
+TILE_ROWS = 512
+# Columns of the gram per matrix product; see `gram_bounds`.
+GRAM_BLOCK = 1024
+
+
+class EncodeSpec(NamedTuple):
+    """How samples become codes; every field as in `dbksvd_dask.DBKSVD`."""
+
+    k: int
+    encoder: str = "mp"
+    nonneg: bool = False
+    refit: bool = False
+    min_coefficient: float = 0.0
+    rtol: float = 0.0
+
+
+def gram_bounds(n_atoms: int) -> list[tuple[int, int]]:
+    """Blocks of atoms between which the gram is computed, tile by tile of the upper triangle."""
+    return [(a, min(a + GRAM_BLOCK, n_atoms)) for a in range(0, n_atoms, GRAM_BLOCK)]
+
+
+def gram_tile(D: np.ndarray, rows: tuple[int, int], columns: tuple[int, int]) -> np.ndarray:
+    """Products of two blocks of atoms, (rows, columns).
+
+    The rows are copied first: numpy turns ``A @ A.T`` of one and the same buffer into another BLAS routine
+    with other rounding, and whether it is the same buffer would depend on where the array came from.
+    """
+    D = kernel_input(D)
+    return np.dot(D[rows[0] : rows[1]].copy(), D[columns[0] : columns[1]].T)
+
+
+def assemble_gram(n_atoms: int, tiles: list[np.ndarray]) -> np.ndarray:
+    """Put the tiles of the upper triangle together, and mirror them: (n_atoms, n_atoms), exactly symmetric."""
+    bounds = gram_bounds(n_atoms)
+    gram = np.empty((n_atoms, n_atoms), tiles[0].dtype)
+    remaining = iter(tiles)
+    for i, (a, b) in enumerate(bounds):
+        for c, d in bounds[i:]:
+            tile = next(remaining)
+            gram[a:b, c:d] = tile
+            if c != a:
+                gram[c:d, a:b] = tile.T
+    return gram
+
+
+def gram_matrix(D: np.ndarray) -> np.ndarray:
+    """Gram of a dictionary, ``D D^T``, by the same tiles as in a Dask graph: (n_atoms, n_atoms)."""
+    bounds = gram_bounds(D.shape[0])
+    tiles = [gram_tile(D, rows, columns) for i, rows in enumerate(bounds) for columns in bounds[i:]]
+    return assemble_gram(D.shape[0], tiles)
+
+
+@jit
+def squared_norms(Y):
+    """Squared norm of each row in float64: (n,). Not finite exactly where the row has a NaN or an infinity."""
+    n, d = Y.shape
+    out = np.empty(n, np.float64)
+    for i in range(n):
+        row = Y[i]
+        total = 0.0
+        for f in range(d):
+            total += np.float64(row[f]) * np.float64(row[f])
+        out[i] = total
+    return out
+
+
+def encode_rows(
+    Y: np.ndarray, D: np.ndarray, gram: np.ndarray, spec: EncodeSpec
+) -> tuple[np.ndarray, np.ndarray]:
+    """Encode samples with a dictionary.
+
+    Parameters
+    ----------
+    Y : ndarray of shape (n, n_features)
+    D : ndarray of shape (n_atoms, n_features), unit rows, same dtype as Y
+    gram : ndarray of shape (n_atoms, n_atoms)
+
+    Returns
+    -------
+    atom : int32 ndarray of shape (n, k), -1 where a slot is empty
+    coefficient : ndarray of shape (n, k)
+    """
+    Y, D, gram = kernel_input(Y), kernel_input(D), kernel_input(gram)
+    n, k = Y.shape[0], spec.k
+    atom = np.empty((n, k), np.int32)
+    coefficient = np.empty((n, k), Y.dtype)
+    norm2 = squared_norms(Y)
+    buffer = np.empty((min(n, TILE_ROWS), D.shape[0]), Y.dtype)
+    for a in range(0, n, TILE_ROWS):
+        b = min(a + TILE_ROWS, n)
+        prods = np.dot(Y[a:b], D.T, out=buffer[: b - a])
+        _encode_tile(prods, gram, norm2[a:b], spec, atom[a:b], coefficient[a:b])
+    return atom, coefficient
+
+
+def _encode_tile(
+    prods: np.ndarray,
+    gram: np.ndarray,
+    norm2: np.ndarray,
+    spec: EncodeSpec,
+    atom: np.ndarray,
+    coefficient: np.ndarray,
+) -> None:
+    """Run the chosen encoder on one tile of products."""
+    rtol, smallest = float(spec.rtol), float(spec.min_coefficient)
+    if spec.encoder == "omp":
+        orthogonal_tile(prods, gram, norm2, spec.k, rtol, smallest, atom, coefficient)
+    else:
+        pursue_tile(
+            prods, gram, norm2, spec.k, rtol, smallest, spec.nonneg, spec.refit, atom, coefficient
+        )
+
+
+def residual(Y: np.ndarray, atom: np.ndarray, coefficient: np.ndarray, D: np.ndarray) -> np.ndarray:
+    """Residual ``Y - X D`` as a new array: (n, n_features)."""
+    Y = kernel_input(Y)
+    R = np.empty_like(Y)
+    subtract_reconstruction(Y, kernel_input(atom), kernel_input(coefficient), kernel_input(D), R)
+    return R

@@ -1,0 +1,239 @@
+"""Matching pursuit in the gram domain: products in, sparse codes out.
+
+For one sample with products ``p = D y`` a step is::
+
+    j = argmax |p|            # lowest index wins a tie
+    x[j] += p[j]              # unit atoms: the product is the coefficient
+    p -= p[j] * gram[j]       # products with the new residual
+
+so neither the sample nor its residual is touched until the support is known. The subtraction and the search
+for the next maximum are one pass: the largest |p| of each block of `BLOCK` atoms is kept on the way, then only
+the best block is searched.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dbksvd_dask.kernels._jit import jit, running_max, running_max_abs
+
+# 256 atoms: 16 blocks at 4096 atoms, so finding the winner's index costs about 6 % of the pass over p.
+BLOCK = 256
+# An atom may be chosen again; this bounds the steps when a sample keeps returning to the same atoms.
+STEPS_PER_ATOM = 4
+
+
+@jit
+def _scan(p, nonneg, block_max):
+    """Fill block_max with the largest |p| (or p) of each block."""
+    for b in range(block_max.shape[0]):
+        part = p[b * BLOCK : (b + 1) * BLOCK]
+        best = p[0] - p[0]
+        if nonneg:
+            for t in range(part.shape[0]):
+                best = running_max(best, part[t])
+        else:
+            for t in range(part.shape[0]):
+                best = running_max_abs(best, part[t])
+        block_max[b] = best
+
+
+@jit
+def _subtract_and_scan(p, a, g, nonneg, block_max):
+    """Do p -= a * g and fill block_max with the largest |p| (or p) of each block, in one pass."""
+    for b in range(block_max.shape[0]):
+        part = p[b * BLOCK : (b + 1) * BLOCK]
+        row = g[b * BLOCK : (b + 1) * BLOCK]
+        best = a - a
+        if nonneg:
+            for t in range(part.shape[0]):
+                v = part[t] - a * row[t]
+                part[t] = v
+                best = running_max(best, v)
+        else:
+            for t in range(part.shape[0]):
+                v = part[t] - a * row[t]
+                part[t] = v
+                best = running_max_abs(best, v)
+        block_max[b] = best
+
+
+@jit
+def _locate(p, nonneg, block_max):
+    """Index of the largest |p| (or p): the lowest one among equals."""
+    best_block = 0
+    for b in range(1, block_max.shape[0]):
+        if block_max[b] > block_max[best_block]:
+            best_block = b
+    largest = block_max[best_block]
+    start = best_block * BLOCK
+    stop = min(start + BLOCK, p.shape[0])
+    for j in range(start, stop):
+        if p[j] == largest or (not nonneg and -p[j] == largest):
+            return j
+    return start
+
+
+@jit
+def pursue_row(p, gram, norm2, k, max_steps, rtol, min_coefficient, nonneg, atom, coefficient, block_max):
+    """Matching pursuit of one sample.
+
+    Stops just before the (k+1)-th different atom, after `max_steps` steps, when the residual norm falls to
+    ``rtol * |y|``, when the next coefficient is below `min_coefficient`, or when the products are zero to
+    working precision.
+
+    Parameters
+    ----------
+    p : (n_atoms,) products with the sample; on return, products with the residual
+    gram : (n_atoms, n_atoms)
+    norm2 : squared norm of the sample, float64
+    atom : (k,) int32, out; -1 where empty
+    coefficient : (k,) out
+    block_max : (ceil(n_atoms / BLOCK),) scratch
+
+    Returns
+    -------
+    n_used : number of different atoms
+    """
+    n_used = 0
+    for s in range(k):
+        atom[s] = -1
+        coefficient[s] = 0
+    remaining = norm2
+    target = rtol * rtol * norm2
+    # products below this are rounding noise of the products themselves
+    floor = max(np.float64(min_coefficient), np.finfo(p.dtype).eps * np.sqrt(norm2))
+    _scan(p, nonneg, block_max)
+    for _ in range(max_steps):
+        if rtol > 0 and remaining <= target:
+            break
+        j = _locate(p, nonneg, block_max)
+        a = p[j]
+        if abs(np.float64(a)) < floor or a == 0:
+            break
+        slot = 0
+        while slot < n_used and atom[slot] != j:
+            slot += 1
+        if slot == n_used:
+            if n_used == k:
+                break
+            atom[slot] = j
+            n_used += 1
+        coefficient[slot] += a
+        remaining -= np.float64(a) * np.float64(a)
+        _subtract_and_scan(p, a, gram[j], nonneg, block_max)
+    return n_used
+
+
+@jit
+def _cholesky_solve(A, b, n):
+    """Solve A x = b in place for the leading n x n block; a pivot lost to rounding gives x = 0 there."""
+    for i in range(n):
+        for j in range(i + 1):
+            total = A[i, j]
+            for t in range(j):
+                total -= A[i, t] * A[j, t]
+            if i == j:
+                A[i, i] = np.sqrt(total) if total > 1e-10 else np.inf
+            else:
+                A[i, j] = total / A[j, j]
+    for i in range(n):
+        total = b[i]
+        for t in range(i):
+            total -= A[i, t] * b[t]
+        b[i] = total / A[i, i]
+    for i in range(n - 1, -1, -1):
+        total = b[i]
+        for t in range(i + 1, n):
+            total -= A[t, i] * b[t]
+        b[i] = total / A[i, i]
+
+
+@jit
+def refit_row(p, gram, n_used, atom, coefficient, A, delta):
+    """Least squares on the found support.
+
+    With products p of the residual, the change of the coefficients solves ``gram[S, S] delta = p[S]``.
+
+    Parameters
+    ----------
+    A : (k, k) float64 scratch;  delta : (k,) float64 scratch
+    """
+    for i in range(n_used):
+        delta[i] = p[atom[i]]
+        for j in range(i + 1):
+            A[i, j] = gram[atom[i], atom[j]]
+    _cholesky_solve(A, delta, n_used)
+    for i in range(n_used):
+        coefficient[i] += delta[i]
+
+
+# Coordinate descent stops when no coefficient moves by more than this share of the largest one.
+_NNLS_TOLERANCE = 1e-7
+_NNLS_SWEEPS = 200
+
+
+@jit
+def refit_row_nonneg(p, gram, n_used, atom, coefficient, A, delta):
+    """Non-negative least squares on the found support, by coordinate descent from the pursuit's coefficients.
+
+    Each coordinate step can only lower the error, so the result is never worse than the pursuit's own.
+    Coefficients that end at zero stay in their slots with value 0.
+    """
+    largest = 0.0
+    for i in range(n_used):
+        delta[i] = p[atom[i]]
+        largest = max(largest, np.float64(coefficient[i]))
+        for j in range(n_used):
+            A[i, j] = gram[atom[i], atom[j]]
+    for _ in range(_NNLS_SWEEPS):
+        moved = 0.0
+        for i in range(n_used):
+            old = np.float64(coefficient[i])
+            step = max(old + delta[i] / A[i, i], 0.0) - old
+            if step != 0.0:
+                coefficient[i] = old + step
+                step = np.float64(coefficient[i]) - old
+                for j in range(n_used):
+                    delta[j] -= step * A[i, j]
+                moved = max(moved, abs(step))
+        if moved <= _NNLS_TOLERANCE * largest:
+            break
+
+
+@jit
+def pursue_tile(
+    prods, gram, norm2, k, rtol, min_coefficient, nonneg, refit, atom, coefficient
+):
+    """Matching pursuit of a tile of samples.
+
+    Parameters
+    ----------
+    prods : (n, n_atoms) products ``Y D^T``; overwritten
+    gram : (n_atoms, n_atoms)
+    norm2 : (n,) float64, squared norms of the samples
+    atom : (n, k) int32, out
+    coefficient : (n, k) out
+    """
+    n, m = prods.shape
+    block_max = np.empty((m + BLOCK - 1) // BLOCK, prods.dtype)
+    A = np.empty((k, k), np.float64)
+    delta = np.empty(k, np.float64)
+    for i in range(n):
+        n_used = pursue_row(
+            prods[i],
+            gram,
+            norm2[i],
+            k,
+            STEPS_PER_ATOM * k,
+            rtol,
+            min_coefficient,
+            nonneg,
+            atom[i],
+            coefficient[i],
+            block_max,
+        )
+        if refit and nonneg:
+            refit_row_nonneg(prods[i], gram, n_used, atom[i], coefficient[i], A, delta)
+        elif refit:
+            refit_row(prods[i], gram, n_used, atom[i], coefficient[i], A, delta)

@@ -1,0 +1,207 @@
+"""The dictionary update on one chunk of samples, row by row.
+
+The nonzeros of a chunk are grouped by round, and inside a round by row ("entries"). All passes walk rows, so
+that a residual row stays in the first-level cache while the atoms of its round, a table of a few megabytes,
+come from the caches behind it: 2.4 to 3.8 times faster than walking atom by atom through the residual.
+
+Names used throughout::
+
+    R            (n, d)     residual of the chunk, Y - X D
+    coefficient  (n, k)     codes; flat position `pos` = row * k + slot
+    start        (n + 1,)   entries of row i in this round are start[i]:start[i + 1]
+    pos, local   (e,)       flat position of an entry, and its atom's index inside the round
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dbksvd_dask.kernels._jit import jit
+
+
+@jit
+def count_atoms(atom, n_atoms):
+    """Count the samples that use each atom.
+
+    Parameters
+    ----------
+    atom : (n, k) int32, -1 where empty
+
+    Returns
+    -------
+    counts : (n_atoms,) int64
+    """
+    counts = np.zeros(n_atoms, np.int64)
+    for i in range(atom.shape[0]):
+        for s in range(atom.shape[1]):
+            if atom[i, s] >= 0:
+                counts[atom[i, s]] += 1
+    return counts
+
+
+@jit
+def group_by_round(atom, round_of, local_of, n_rounds):
+    """Group the nonzeros of a chunk by round, and by row inside a round (a counting sort).
+
+    Parameters
+    ----------
+    atom : (n, k) int32, -1 where empty
+    round_of, local_of : (n_atoms,) int32; round of an atom and its index inside the round
+
+    Returns
+    -------
+    start : (n_rounds, n + 1) int64; entries of row i in round r are start[r, i]:start[r, i + 1]
+    pos : (nnz,) int64;  local : (nnz,) int32
+    """
+    n, k = atom.shape
+    start = np.zeros((n_rounds, n + 1), np.int64)
+    for i in range(n):
+        for s in range(k):
+            if atom[i, s] >= 0:
+                start[round_of[atom[i, s]], i + 1] += 1
+    total = 0
+    for r in range(n_rounds):
+        start[r, 0] = total
+        for i in range(n):
+            total += start[r, i + 1]
+            start[r, i + 1] = total
+    pos = np.empty(total, np.int64)
+    local = np.empty(total, np.int32)
+    cursor = np.empty(n_rounds, np.int64)
+    for r in range(n_rounds):
+        cursor[r] = start[r, 0]
+    for i in range(n):
+        for s in range(k):
+            j = atom[i, s]
+            if j >= 0:
+                r = round_of[j]
+                pos[cursor[r]] = i * k + s
+                local[cursor[r]] = local_of[j]
+                cursor[r] += 1
+    return start, pos, local
+
+
+@jit
+def subtract_reconstruction(Y, atom, coefficient, D, R):
+    """Write the residual Y - X D to R.
+
+    Parameters
+    ----------
+    Y, R : (n, d);  atom, coefficient : (n, k);  D : (n_atoms, d)
+    """
+    n, d = Y.shape
+    for i in range(n):
+        y = Y[i]
+        r = R[i]
+        for f in range(d):
+            r[f] = y[f]
+        for s in range(atom.shape[1]):
+            if atom[i, s] >= 0:
+                a = coefficient[i, s]
+                row = D[atom[i, s]]
+                for f in range(d):
+                    r[f] -= a * row[f]
+
+
+@jit
+def start_products(R, coefficient, start, pos, local, n_local):
+    """Partial sums of the warm start: ``R[O]^T x`` and ``|x|^2`` for each atom of the round.
+
+    Returns
+    -------
+    W : (n_local, d);  x2 : (n_local,) float64
+    """
+    n, d = R.shape
+    x = coefficient.ravel()
+    W = np.zeros((n_local, d), R.dtype)
+    x2 = np.zeros(n_local, np.float64)
+    for i in range(n):
+        r = R[i]
+        for e in range(start[i], start[i + 1]):
+            a = x[pos[e]]
+            w = W[local[e]]
+            x2[local[e]] += np.float64(a) * np.float64(a)
+            for f in range(d):
+                w[f] += a * r[f]
+    return W, x2
+
+
+@jit
+def next_products(R, coefficient, start, pos, local, V, dv):
+    """Partial sums of one Lanczos product ``E^T E v`` for each atom of the round, E never formed.
+
+    With ``s_i = R_i . v + x_i (d_j . v)`` the product is ``sum_i s_i R_i + (sum_i s_i x_i) d_j``; the second
+    part is added by the caller after the sum over chunks.
+
+    Parameters
+    ----------
+    V : (n_local, d) current vectors;  dv : (n_local,) products of the old atoms with them
+
+    Returns
+    -------
+    W : (n_local, d) sums of s_i R_i;  sx, s2 : (n_local,) float64, sums of s_i x_i and of s_i^2
+    """
+    n, d = R.shape
+    n_local = V.shape[0]
+    x = coefficient.ravel()
+    W = np.zeros((n_local, d), R.dtype)
+    sx = np.zeros(n_local, np.float64)
+    s2 = np.zeros(n_local, np.float64)
+    for i in range(n):
+        r = R[i]
+        for e in range(start[i], start[i + 1]):
+            j = local[e]
+            v = V[j]
+            w = W[j]
+            s = R[0, 0] - R[0, 0]
+            for f in range(d):
+                s += r[f] * v[f]
+            s += x[pos[e]] * dv[j]
+            sx[j] += np.float64(s) * np.float64(x[pos[e]])
+            s2[j] += np.float64(s) * np.float64(s)
+            for f in range(d):
+                w[f] += s * r[f]
+    return W, sx, s2
+
+
+@jit
+def refresh(R, coefficient, start, pos, local, old, new, nonneg):
+    """Exchange the round's atoms and refit their coefficients, row by row, into new arrays.
+
+    On each row the old contributions are put back, then the atoms are refitted one after the other
+    (``x = r . d_new; r -= x d_new``): each step can only lower the row's error, however large the round.
+
+    Parameters
+    ----------
+    old, new : (n_local, d) atoms of the round before and after
+
+    Returns
+    -------
+    R_new : (n, d);  coefficient_new : (n, k)
+    """
+    n, d = R.shape
+    R_new = np.empty_like(R)
+    coefficient_new = coefficient.copy()
+    x = coefficient.ravel()
+    x_new = coefficient_new.ravel()
+    for i in range(n):
+        r = R_new[i]
+        source = R[i]
+        for f in range(d):
+            r[f] = source[f]
+        for e in range(start[i], start[i + 1]):
+            a = x[pos[e]]
+            row = old[local[e]]
+            for f in range(d):
+                r[f] += a * row[f]
+        for e in range(start[i], start[i + 1]):
+            row = new[local[e]]
+            a = R[0, 0] - R[0, 0]
+            for f in range(d):
+                a += r[f] * row[f]
+            if nonneg and a < 0:
+                a = R[0, 0] - R[0, 0]
+            x_new[pos[e]] = a
+            for f in range(d):
+                r[f] -= a * row[f]
+    return R_new, coefficient_new

@@ -1,0 +1,352 @@
+"""The estimator, with scikit-learn's habits, and `encode` as a function."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import dask
+import numpy as np
+import xarray as xr
+from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.utils.validation import check_is_fitted
+
+from dbksvd_dask import batch, plan, train
+from dbksvd_dask.codes import decode, make_codes
+from dbksvd_dask.errors import InputError
+from dbksvd_dask.events import Callback
+from dbksvd_dask.kernels.encode import EncodeSpec
+from dbksvd_dask.metrics import variance_explained
+from dbksvd_dask.params import FitParams, check_choice, check_fraction, check_k
+from dbksvd_dask.store.sources import ArraySource, Source, as_source
+
+_PARAMS = FitParams.__dataclass_fields__
+
+
+class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """Double-Batch K-SVD: a sparse dictionary of more samples than fit in memory.
+
+    Parameters
+    ----------
+    n_atoms : int
+        Atoms of the dictionary.
+    k : int
+        Most nonzeros per sample.
+    batch_size : int, default 65536
+        Samples of one outer batch; never more than the data have.
+    n_iter : int, default 40
+        Outer batches; the data are gone round again in a new order when they end.
+    n_rounds : int, default 8
+        Rounds of one dictionary update; the atoms of a round are updated at the same time.
+    lanczos_steps : int, default 2
+        Dimension of the Krylov space in which a new atom is sought: passes over the residual per round.
+    groups : tuple of int, "exponential" or None, default None
+        Matryoshka groups: sizes that sum to n_atoms.
+    encoder : {"mp", "omp"}, default "mp"
+        Matching pursuit, or orthogonal matching pursuit.
+    nonneg : bool, default False
+        Allow non-negative coefficients only.
+    refit : bool, default False
+        Least squares on the support that the pursuit found.
+    min_coefficient, rtol : float, default 0.0
+        Stop a pursuit when the next coefficient is below `min_coefficient`, or when the residual norm falls to
+        `rtol` times the sample's norm.
+    center : bool, default True
+        Take the mean off every sample.
+    init : {"uniform", "data"} or ndarray of shape (n_atoms, n_features), default "uniform"
+        First dictionary: random, samples, or given (warm start).
+    dead_atoms : {"residual", "random", "keep"}, default "residual"
+        What takes the place of an atom that no sample of a batch used: the worst-reconstructed samples, random
+        directions, or nothing.
+    chunk_size : int, default 8192
+        Samples per task. Results depend on it in their last bits, and on nothing else about how they were computed.
+    validation : int or samples, default 8192
+        Samples set aside to measure on (at most a tenth of the data; 0: none), or samples of their own.
+    device : {"auto", "cpu", "gpu"}, default "auto"
+        Where the heavy work runs.
+    seed : int, default 0
+        Everything random follows from it.
+    checkpoint : path or None, default None
+        Folder to which the state of the fit is written.
+    callbacks : sequence of callables, default ()
+        Each is called with progress events (`dbksvd_dask.events`).
+
+    Attributes
+    ----------
+    dictionary_ : xarray.DataArray of dims (atom, feature), unit rows
+    components_ : ndarray of shape (n_atoms, n_features), the same
+    mean_ : ndarray of shape (n_features,)
+    history_ : xarray.Dataset over `iteration`
+    n_iter_ : int
+    n_features_in_ : int
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dbksvd_dask import DBKSVD
+    >>> Y = np.random.default_rng(0).standard_normal((500, 16)).astype("float32")
+    >>> model = DBKSVD(n_atoms=32, k=4, n_iter=3).fit(Y)
+    >>> codes = model.transform(Y)
+    >>> dict(codes.sizes)
+    {'sample': 500, 'slot': 4}
+    """
+
+    def __init__(
+        self,
+        n_atoms: int,
+        k: int,
+        *,
+        batch_size: int = 65536,
+        n_iter: int = 40,
+        n_rounds: int = 8,
+        lanczos_steps: int = 2,
+        groups: Any = None,
+        encoder: str = "mp",
+        nonneg: bool = False,
+        refit: bool = False,
+        min_coefficient: float = 0.0,
+        rtol: float = 0.0,
+        center: bool = True,
+        init: Any = "uniform",
+        dead_atoms: str = "residual",
+        chunk_size: int = 8192,
+        validation: Any = 8192,
+        device: str = "auto",
+        seed: int = 0,
+        checkpoint: str | os.PathLike[str] | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        self.n_atoms = n_atoms
+        self.k = k
+        self.batch_size = batch_size
+        self.n_iter = n_iter
+        self.n_rounds = n_rounds
+        self.lanczos_steps = lanczos_steps
+        self.groups = groups
+        self.encoder = encoder
+        self.nonneg = nonneg
+        self.refit = refit
+        self.min_coefficient = min_coefficient
+        self.rtol = rtol
+        self.center = center
+        self.init = init
+        self.dead_atoms = dead_atoms
+        self.chunk_size = chunk_size
+        self.validation = validation
+        self.device = device
+        self.seed = seed
+        self.checkpoint = checkpoint
+        self.callbacks = callbacks
+
+    # ------------------------------------------------------------------------------------------ fitting
+
+    def _params(self) -> FitParams:
+        """Check this estimator's parameters."""
+        values = {name: getattr(self, name) for name in _PARAMS}
+        if not isinstance(self.init, str):
+            values["init"] = "array"
+        if not _is_count(self.validation):
+            values["validation"] = 0
+        return FitParams.checked(**values)
+
+    def _trainer(self, Y: Any, held: Any = None) -> train.Trainer:
+        params = self._params()
+        source = as_source(Y, params.chunk_size)
+        init = None if isinstance(self.init, str) else _plain(self.init)
+        validation = None
+        if not _is_count(self.validation) and held is None:
+            validation = as_source(self.validation, params.chunk_size)
+            _check_width(validation, source.n_features, "validation")
+        return train.Trainer(source, params, init, validation, self.callbacks)
+
+    def fit(self, Y: Any, y: Any = None) -> DBKSVD:
+        """Learn a dictionary.
+
+        Parameters
+        ----------
+        Y : ndarray, dask array, xarray.DataArray or path/URL of a Zarr store, (n_samples, n_features)
+        y : ignored
+        """
+        trainer = self._trainer(Y)
+        state = trainer.run(trainer.start())
+        self._keep(state, Y)
+        return self
+
+    def partial_fit(self, Y: Any, y: Any = None) -> DBKSVD:
+        """Update the dictionary on one batch, all of whose samples are used at once.
+
+        The first call sets the mean and the first dictionary.
+
+        Parameters
+        ----------
+        Y : as in `fit`; one outer batch
+        """
+        params = self._params()
+        source = as_source(Y, params.chunk_size)
+        state: train.FitState | None = getattr(self, "_state", None)
+        if state is not None:
+            _check_width(source, state.dictionary.shape[1], "Y")
+        trainer = self._trainer(source, held=0)
+        if state is None:
+            state = trainer.start()
+        state = trainer.step(state, np.arange(source.n_samples, dtype=np.int64))
+        self._keep(state, Y)
+        return self
+
+    def _keep(self, state: train.FitState, Y: Any) -> None:
+        """Publish a state as fitted attributes."""
+        self._state = state
+        self.components_ = np.array(state.dictionary)
+        self.dictionary_ = xr.DataArray(
+            self.components_, dims=("atom", "feature"), coords=_feature_coords(Y), name="dictionary"
+        )
+        n_features = self.components_.shape[1]
+        self.mean_ = np.zeros(n_features) if state.mean is None else np.array(state.mean)
+        self.history_ = history_dataset(state.history)
+        self.n_iter_ = state.iteration
+        self.n_features_in_ = n_features
+
+    # ------------------------------------------------------------------------------------------ using
+
+    def _encode_plan(self) -> batch.EncodePlan:
+        params = self._params()
+        dtype = self.components_.dtype
+        mean = self.mean_ if self.center else None
+        return batch.EncodePlan(train.encode_spec(params), mean, dtype)
+
+    def _checked_source(self, Y: Any) -> Source:
+        check_is_fitted(self, "components_")
+        source = as_source(Y, self.chunk_size)
+        _check_width(source, self.components_.shape[1], "Y")
+        return source
+
+    def transform(self, Y: Any) -> xr.Dataset:
+        """Encode samples.
+
+        Parameters
+        ----------
+        Y : ndarray, dask array, xarray.DataArray or path/URL of a Zarr store, (n_samples, n_features)
+
+        Returns
+        -------
+        Dataset with `atom` (int32, -1 where empty) and `coefficient` over (`sample`, `slot`); Dask-backed for
+        lazy input.
+        """
+        source = self._checked_source(Y)
+        return _encode_source(source, self.components_, self._encode_plan(), _sample_coord(Y))
+
+    def inverse_transform(self, codes: xr.Dataset) -> Any:
+        """Samples from codes: ndarray (or Dask array for lazy codes) of shape (n_samples, n_features)."""
+        check_is_fitted(self, "components_")
+        return decode(codes, self.components_, self.mean_ if self.center else None)
+
+    def score(self, Y: Any, y: Any = None) -> float:
+        """Variance explained of the samples by their codes, mean over features."""
+        source = self._checked_source(Y)
+        rows = np.arange(source.n_samples, dtype=np.int64)
+        size = min(self.chunk_size, max(256, -(-source.n_samples // 4)))
+        graph = batch.build_evaluation(source, rows, self.components_, self._encode_plan(), size)
+        ((moments, _),) = dask.compute(graph)
+        return variance_explained(moments).value
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "components_")
+
+
+def history_dataset(history: train.History) -> xr.Dataset:
+    """History of a fit as a Dataset over `iteration`."""
+    n = max((len(values) for values in history.values()), default=0)
+    variables = {name: ("iteration", np.asarray(values)) for name, values in history.items()}
+    return xr.Dataset(variables, coords={"iteration": np.arange(n)})
+
+
+def encode(
+    Y: Any,
+    dictionary: Any,
+    k: int,
+    *,
+    mean: np.ndarray | None = None,
+    encoder: str = "mp",
+    nonneg: bool = False,
+    refit: bool = False,
+    min_coefficient: float = 0.0,
+    rtol: float = 0.0,
+    chunk_size: int = 8192,
+) -> xr.Dataset:
+    """Encode samples with a given dictionary; the same as `DBKSVD.transform`.
+
+    Parameters
+    ----------
+    Y : ndarray, dask array, xarray.DataArray or path/URL of a Zarr store, (n_samples, n_features)
+    dictionary : ndarray or DataArray of shape (n_atoms, n_features); rows are normalised
+    k : most nonzeros per sample
+    mean : ndarray of shape (n_features,) taken off every sample, or None
+
+    Returns
+    -------
+    Dataset with `atom` and `coefficient` over (`sample`, `slot`); Dask-backed for lazy input
+    """
+    atoms = _plain(dictionary)
+    if atoms.ndim != 2:
+        raise InputError(f"dictionary has shape {atoms.shape}; it must be (n_atoms, n_features)")
+    source = as_source(Y, chunk_size)
+    dtype = train.working_dtype(source.dtype)
+    D = train.unit_rows(atoms, atoms.shape, dtype)
+    _check_width(source, D.shape[1], "Y")
+    FitParams.checked(n_atoms=D.shape[0], k=check_k(k, D.shape[0]), encoder=encoder, nonneg=nonneg, refit=refit)
+    spec = EncodeSpec(
+        k,
+        check_choice("encoder", encoder, ("mp", "omp")),
+        nonneg,
+        refit,
+        check_fraction("min_coefficient", min_coefficient),
+        check_fraction("rtol", rtol),
+    )
+    return _encode_source(source, D, batch.EncodePlan(spec, mean, dtype), _sample_coord(Y))
+
+
+def _encode_source(source: Source, D: np.ndarray, how: batch.EncodePlan, sample: Any) -> xr.Dataset:
+    attributes = {"n_atoms": int(D.shape[0]), "k": how.spec.k, "encoder": how.spec.encoder}
+    if isinstance(source, ArraySource):
+        size = min(source.chunk_size, max(256, -(-source.n_samples // 4)))
+        atom, coefficient = batch.encode_now(source, D, how, size)
+        return make_codes(atom, coefficient, attributes, sample)
+    return make_codes(*batch.encode_lazily(source, D, how, source.block_rows), attributes, sample)
+
+
+def _check_width(source: Source, n_features: int, what: str) -> None:
+    if source.n_features != n_features:
+        raise InputError(
+            f"{what} has {source.n_features} features, but DBKSVD is expecting {n_features} features as input"
+        )
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _plain(array: Any) -> np.ndarray:
+    return np.asarray(array.data if isinstance(array, xr.DataArray) else array)
+
+
+def _sample_coord(Y: Any) -> Any:
+    """Coordinate of the samples of a labelled array, if it has one."""
+    if isinstance(Y, xr.DataArray) and Y.dims and Y.dims[0] in Y.coords:
+        return np.asarray(Y.coords[Y.dims[0]])
+    return None
+
+
+def _feature_coords(Y: Any) -> dict[str, Any]:
+    """Coordinate of the features of a labelled array, under the name `feature`."""
+    if isinstance(Y, xr.DataArray) and Y.ndim == 2 and Y.dims[1] in Y.coords:
+        return {"feature": np.asarray(Y.coords[Y.dims[1]])}
+    return {}
+
+
+__all__ = ["DBKSVD", "encode", "history_dataset", "plan"]

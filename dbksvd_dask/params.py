@@ -1,0 +1,135 @@
+"""The parameters of a fit: names, defaults, and every rule that can be checked before any work starts."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dbksvd_dask import plan
+from dbksvd_dask.errors import InputError
+
+ENCODERS = ("mp", "omp")
+INITS = ("uniform", "data", "array")
+DEAD_ATOM_RULES = ("residual", "random", "keep")
+DEVICES = ("auto", "cpu", "gpu")
+
+
+def check_integer(name: str, value: Any, minimum: int) -> int:
+    """Return `value` as an int, or say what is wrong with it."""
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+        raise InputError(f"{name}={value!r} is not a whole number; use {name} >= {minimum}")
+    if value < minimum:
+        raise InputError(f"{name}={value} is too small; use {name} >= {minimum}")
+    return int(value)
+
+
+def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
+    """Return `value` if it is one of `choices`."""
+    if value not in choices:
+        allowed = ", ".join(repr(choice) for choice in choices)
+        raise InputError(f"{name}={value!r} is not known; use one of {allowed}")
+    return str(value)
+
+
+def check_fraction(name: str, value: Any) -> float:
+    """Return `value` as a finite float >= 0."""
+    if not isinstance(value, numbers.Real) or not math.isfinite(value) or value < 0:
+        raise InputError(f"{name}={value!r} is not a finite number >= 0; use for example {name}=0.0")
+    return float(value)
+
+
+def check_k(k: Any, n_atoms: int) -> int:
+    """Return `k` if 1 <= k <= n_atoms."""
+    k = check_integer("k", k, 1)
+    if k > n_atoms:
+        raise InputError(f"k={k} exceeds n_atoms={n_atoms}; use k <= {n_atoms} or more atoms")
+    return k
+
+
+@dataclass(frozen=True)
+class FitParams:
+    """Everything that decides which dictionary a fit gives, checked.
+
+    Two fits of the same store with equal parameters give the same dictionary bit for bit; a checkpoint is
+    refused when any of these differs.
+    """
+
+    n_atoms: int
+    k: int
+    batch_size: int = 65536
+    n_iter: int = 40
+    n_rounds: int = 8
+    lanczos_steps: int = 2
+    groups: tuple[int, ...] | None = None
+    encoder: str = "mp"
+    nonneg: bool = False
+    refit: bool = False
+    min_coefficient: float = 0.0
+    rtol: float = 0.0
+    center: bool = True
+    init: str = "uniform"
+    dead_atoms: str = "residual"
+    chunk_size: int = 8192
+    validation: int = 8192
+    device: str = "auto"
+    seed: int = 0
+
+    @classmethod
+    def checked(cls, **values: Any) -> FitParams:
+        """Build parameters from raw values; raises `InputError` on the first rule broken."""
+        n_atoms = check_integer("n_atoms", values["n_atoms"], 1)
+        k = check_k(values["k"], n_atoms)
+        out = dict(values, n_atoms=n_atoms, k=k)
+        for name, minimum in _INTEGERS.items():
+            if name in out:
+                out[name] = check_integer(name, out[name], minimum)
+        for name, choices in _CHOICES.items():
+            if name in out:
+                out[name] = check_choice(name, out[name], choices)
+        for name in ("min_coefficient", "rtol"):
+            if name in out:
+                out[name] = check_fraction(name, out[name])
+        for name in ("nonneg", "refit", "center"):
+            if name in out:
+                out[name] = bool(out[name])
+        out["groups"] = plan.group_sizes(n_atoms, k, out.get("groups"))
+        params = cls(**out)
+        _check_combinations(params)
+        return params
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for a checkpoint or a store's attributes."""
+        values = asdict(self)
+        values["groups"] = None if self.groups is None else list(self.groups)
+        return values
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> FitParams:
+        """Inverse of `to_json`."""
+        return cls.checked(**values)
+
+
+_INTEGERS = {
+    "batch_size": 1,
+    "n_iter": 1,
+    "n_rounds": 1,
+    "lanczos_steps": 1,
+    "chunk_size": 1,
+    "validation": 0,
+    "seed": 0,
+}
+_CHOICES = {"encoder": ENCODERS, "init": INITS, "dead_atoms": DEAD_ATOM_RULES, "device": DEVICES}
+
+
+def _check_combinations(params: FitParams) -> None:
+    """Refuse what cannot go together."""
+    if params.encoder == "omp" and params.nonneg:
+        raise InputError(
+            "encoder='omp' gives coefficients of both signs and cannot honour nonneg=True; "
+            "use encoder='mp' with nonneg=True (refit=True keeps them non-negative too)"
+        )
+    if params.encoder == "omp" and params.refit:
+        raise InputError("encoder='omp' is a least-squares fit already; use refit=False with it")

@@ -1,0 +1,298 @@
+"""Integers in, integers out: batches, rounds, groups and memory. No data, no Dask, no files.
+
+Random choices are drawn from (seed, purpose, number) alone, so that any iteration can be planned anew after a
+crash, on any machine, without replaying those before it.
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dbksvd_dask.errors import InputError
+
+# One number per purpose keeps the random streams apart.
+_EPOCH, _ROUNDS, _INIT, _VALIDATION, _DEAD, _GROWTH = range(6)
+
+
+def generator(seed: int, *path: int) -> np.random.Generator:
+    """Random generator of one purpose, from the seed and a path of integers."""
+    return np.random.default_rng(np.random.SeedSequence([seed, *path]))
+
+
+# ---------------------------------------------------------------------------------------------- groups
+
+
+def exponential_groups(n_atoms: int, n_groups: int = 5) -> tuple[int, ...]:
+    """Group sizes that double, the first two equal, summing to n_atoms.
+
+    >>> exponential_groups(4096)
+    (256, 256, 512, 1024, 2048)
+    >>> exponential_groups(100)
+    (6, 6, 13, 25, 50)
+    >>> exponential_groups(3)
+    (1, 2)
+    """
+    ends = sorted({n_atoms >> shift for shift in range(n_groups)} - {0})
+    return tuple(b - a for a, b in zip([0, *ends], ends, strict=False))
+
+
+def group_sizes(n_atoms: int, k: int, groups: Any) -> tuple[int, ...] | None:
+    """Check or make the Matryoshka groups; None means one group of all atoms.
+
+    >>> group_sizes(64, 8, (16, 48))
+    (16, 48)
+    >>> group_sizes(64, 8, "exponential")
+    (4, 4, 8, 16, 32)
+    """
+    if groups is None:
+        return None
+    if isinstance(groups, str):
+        if groups != "exponential":
+            raise InputError(f"groups={groups!r} is not known; use 'exponential', a tuple of sizes or None")
+        groups = exponential_groups(n_atoms)
+    if not isinstance(groups, Sequence) or not all(isinstance(g, numbers.Integral) and g > 0 for g in groups):
+        raise InputError(f"groups={groups!r} is not a tuple of sizes; use for example groups=(16, 48)")
+    sizes = tuple(int(g) for g in groups)
+    if sum(sizes) != n_atoms:
+        raise InputError(f"groups={sizes} sum to {sum(sizes)}, not to n_atoms={n_atoms}; make them sum to it")
+    if len(sizes) > k:
+        raise InputError(
+            f"{len(sizes)} groups share k={k} nonzeros, so some would get none; use k >= {len(sizes)} "
+            "or fewer groups"
+        )
+    for size, share in zip(sizes, group_budgets(k, len(sizes)), strict=True):
+        if share > size:
+            raise InputError(f"a group of {size} atoms gets {share} of k={k}; use larger groups or a smaller k")
+    return sizes
+
+
+def group_budgets(k: int, n_groups: int) -> tuple[int, ...]:
+    """Equal shares of k, the remainder to the first groups; they sum to exactly k.
+
+    >>> group_budgets(20, 3)
+    (7, 7, 6)
+    """
+    share, rest = divmod(k, n_groups)
+    return tuple(share + (g < rest) for g in range(n_groups))
+
+
+class Group(NamedTuple):
+    """One Matryoshka group: its atoms [start, stop), its share of k, its number of rounds."""
+
+    start: int
+    stop: int
+    k: int
+    n_rounds: int
+
+
+def plan_groups(n_atoms: int, k: int, groups: Sequence[int] | None, n_rounds: int) -> tuple[Group, ...]:
+    """Bounds, budgets and rounds of every group. Rounds keep their size, about n_atoms / n_rounds atoms.
+
+    >>> plan_groups(100, 10, None, 8)
+    (Group(start=0, stop=100, k=10, n_rounds=8),)
+    >>> [tuple(g) for g in plan_groups(64, 6, (16, 48), 8)]
+    [(0, 16, 3, 2), (16, 64, 3, 6)]
+    """
+    sizes = (n_atoms,) if groups is None else tuple(groups)
+    out = []
+    start = 0
+    for size, share in zip(sizes, group_budgets(k, len(sizes)), strict=True):
+        rounds = min(size, max(1, round(n_rounds * size / n_atoms)))
+        out.append(Group(start, start + size, share, rounds))
+        start += size
+    return tuple(out)
+
+
+def plan_rounds(group: Group, seed: int, iteration: int) -> list[np.ndarray]:
+    """Shuffled atoms of one group, split into its rounds; indices inside the group."""
+    order = generator(seed, _ROUNDS, iteration, group.start).permutation(group.stop - group.start)
+    return [part.astype(np.int32) for part in np.array_split(order, group.n_rounds)]
+
+
+# ---------------------------------------------------------------------------------------------- rows
+
+
+@dataclass(frozen=True)
+class RowStream:
+    """The endless order in which a fit reads its training rows: epoch after epoch, blocks shuffled in each.
+
+    Parameters
+    ----------
+    n_samples : rows of the data
+    block_rows : rows that are always read together (1 for data in memory: rows are then shuffled one by one)
+    batch_size : rows per outer batch; never more than there are training rows
+    n_validation : rows set aside
+    """
+
+    n_samples: int
+    block_rows: int
+    batch_size: int
+    n_validation: int
+    seed: int
+
+    @property
+    def n_train(self) -> int:
+        """Rows that training may use."""
+        return self.n_samples - self.n_validation
+
+    @property
+    def rows_per_batch(self) -> int:
+        """Rows of one batch: batch_size, or all of them when there are fewer."""
+        return min(self.batch_size, self.n_train)
+
+    @property
+    def n_blocks(self) -> int:
+        """Blocks of the data, the last one possibly short."""
+        return -(-self.n_samples // self.block_rows)
+
+    def validation_rows(self) -> np.ndarray:
+        """Rows set aside, ascending: the tails of up to 16 blocks (of single rows: any rows)."""
+        return _validation_rows(self)
+
+    def batch(self, iteration: int) -> np.ndarray:
+        """Rows of one outer batch, in reading order: int64 (rows_per_batch,)."""
+        return self.rows(iteration * self.rows_per_batch, self.rows_per_batch)
+
+    def rows(self, position: int, count: int) -> np.ndarray:
+        """Rows `position` to `position + count` of the stream; what an epoch leaves over rolls into the next."""
+        parts = []
+        while count > 0:
+            epoch, offset = divmod(position, self.n_train)
+            take = min(count, self.n_train - offset)
+            parts.append(_epoch_rows(self, epoch, offset, take))
+            position, count = position + take, count - take
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
+@lru_cache(maxsize=4)
+def _validation_rows(stream: RowStream) -> np.ndarray:
+    if stream.n_validation == 0:
+        return np.empty(0, np.int64)
+    order = generator(stream.seed, _VALIDATION).permutation(stream.n_blocks)
+    # at most half of a block, so that every block still trains; as few blocks as that allows, at least 16
+    per_block = max(1, min(-(-stream.n_validation // 16), stream.block_rows // 2))
+    picked: list[np.ndarray] = []
+    left = stream.n_validation
+    passes = 0
+    while left > 0:
+        for block in order:
+            start = int(block) * stream.block_rows
+            stop = min(start + stream.block_rows, stream.n_samples) - passes * per_block
+            count = min(per_block, left, stop - start)
+            if count > 0:
+                picked.append(np.arange(stop - count, stop, dtype=np.int64))
+                left -= count
+            if left == 0:
+                break
+        passes += 1
+    return np.sort(np.concatenate(picked))
+
+
+@lru_cache(maxsize=2)
+def _epoch_blocks(stream: RowStream, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+    """Blocks of one epoch in their order, and the training rows that precede each: (n_blocks,), (n_blocks + 1,)."""
+    order = generator(stream.seed, _EPOCH, epoch).permutation(stream.n_blocks)
+    sizes = np.full(stream.n_blocks, stream.block_rows, np.int64)
+    sizes[-1] = stream.n_samples - (stream.n_blocks - 1) * stream.block_rows
+    held = stream.validation_rows()
+    if held.size:
+        sizes -= np.bincount(held // stream.block_rows, minlength=stream.n_blocks)
+    return order, np.concatenate([[0], np.cumsum(sizes[order])])
+
+
+def _epoch_rows(stream: RowStream, epoch: int, offset: int, count: int) -> np.ndarray:
+    order, before = _epoch_blocks(stream, epoch)
+    first = int(np.searchsorted(before, offset, side="right")) - 1
+    last = int(np.searchsorted(before, offset + count, side="left"))
+    held = stream.validation_rows()
+    blocks = order[first:last]
+    starts = blocks * stream.block_rows
+    stops = np.minimum(starts + stream.block_rows, stream.n_samples)
+    if stream.block_rows == 1:
+        rows = starts[before[first + 1 : last + 1] > before[first:last]].astype(np.int64)
+    else:
+        rows = np.concatenate(
+            [_without(np.arange(a, b, dtype=np.int64), held) for a, b in zip(starts, stops, strict=True)]
+        )
+    skip = offset - int(before[first])
+    return rows[skip : skip + count]
+
+
+def _without(rows: np.ndarray, held: np.ndarray) -> np.ndarray:
+    """Rows (ascending, contiguous) less those set aside."""
+    inside = held[np.searchsorted(held, rows[0]) : np.searchsorted(held, rows[-1], side="right")]
+    return np.delete(rows, inside - rows[0]) if inside.size else rows
+
+
+def plan_stream(n_samples: int, block_rows: int, batch_size: int, validation: int, seed: int) -> RowStream:
+    """Stream of a fit; `validation` is cut to a tenth of the rows, so that small data can still train.
+
+    >>> plan_stream(1000, 1, 65536, 8192, 0).n_validation
+    100
+    """
+    held = min(validation, n_samples // 10)
+    return RowStream(n_samples, block_rows, batch_size, held, seed)
+
+
+def runs(rows: np.ndarray) -> list[tuple[int, int]]:
+    """Contiguous runs of rows as (start, stop).
+
+    >>> runs(np.array([4, 5, 6, 1, 2, 9]))
+    [(4, 7), (1, 3), (9, 10)]
+    """
+    if rows.size == 0:
+        return []
+    breaks = np.flatnonzero(np.diff(rows) != 1) + 1
+    starts = rows[np.concatenate([[0], breaks])]
+    ends = rows[np.concatenate([breaks - 1, [rows.size - 1]])]
+    return [(int(a), int(b) + 1) for a, b in zip(starts, ends, strict=True)]
+
+
+def split_rows(n_rows: int, chunk_size: int) -> list[tuple[int, int]]:
+    """Cut a batch into chunks of chunk_size rows, the last one possibly short.
+
+    >>> split_rows(10, 4)
+    [(0, 4), (4, 8), (8, 10)]
+    """
+    return [(a, min(a + chunk_size, n_rows)) for a in range(0, n_rows, chunk_size)]
+
+
+def tree_levels(n: int, fan_in: int) -> list[list[tuple[int, int]]]:
+    """Fixed order of a sum of n parts: per level, the spans of the parts that are added left to right.
+
+    >>> tree_levels(10, 4)
+    [[(0, 4), (4, 8), (8, 10)], [(0, 3)]]
+    >>> tree_levels(1, 4)
+    []
+    """
+    levels = []
+    while n > 1:
+        spans = [(a, min(a + fan_in, n)) for a in range(0, n, fan_in)]
+        levels.append(spans)
+        n = len(spans)
+    return levels
+
+
+# ---------------------------------------------------------------------------------------------- first atoms
+
+
+def random_atoms(n_atoms: int, n_features: int, dtype: Any, seed: int, *path: int) -> np.ndarray:
+    """Atoms with entries from U(-1/2, 1/2), rows normalised: (n_atoms, n_features).
+
+    With a `path` (iteration, first atom) it gives replacements for dead atoms, without one the first dictionary.
+    """
+    rng = generator(seed, _DEAD if path else _INIT, *path)
+    atoms = rng.random((n_atoms, n_features)) - 0.5
+    atoms /= np.linalg.norm(atoms, axis=1, keepdims=True)
+    return atoms.astype(dtype)
+
+
+def initial_rows(n_train: int, n_atoms: int) -> np.ndarray:
+    """Positions in the stream of the rows that start a dictionary from data: spread over the first batch."""
+    return np.linspace(0, n_train - 1, n_atoms).astype(np.int64)

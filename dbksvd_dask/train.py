@@ -1,0 +1,261 @@
+"""The outer loop of a fit: plan a batch, run its graph, record, checkpoint, go on."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import dask
+import numpy as np
+
+from dbksvd_dask import batch, events, plan
+from dbksvd_dask.errors import InputError
+from dbksvd_dask.kernels.encode import EncodeSpec
+from dbksvd_dask.metrics import mean_relative_error, variance_explained
+from dbksvd_dask.params import FitParams
+from dbksvd_dask.store.sources import ArraySource, Source
+
+logger = logging.getLogger(__name__)
+
+# The mean is taken over this many rows of the stream: exact for data up to that size, and one short pass, not
+# one over terabytes, beyond. Its error is then below 0.2 % of a standard deviation per feature.
+MEAN_ROWS = 262_144
+
+History = dict[str, list[float]]
+
+
+@dataclass
+class FitState:
+    """Where a fit stands; all that a checkpoint holds."""
+
+    dictionary: np.ndarray  # (n_atoms, n_features)
+    mean: np.ndarray | None  # (n_features,) float64, or None when not centred
+    iteration: int = 0
+    history: History = field(default_factory=dict)
+    counts: np.ndarray | None = None  # (n_atoms,) samples per atom in the last batch
+
+
+def working_dtype(dtype: Any) -> np.dtype:
+    """Precision of a fit: float64 for float64 samples, float32 for everything else."""
+    return np.dtype(np.float64 if np.dtype(dtype) == np.float64 else np.float32)
+
+
+def encode_spec(params: FitParams) -> EncodeSpec:
+    """The encoder of a fit."""
+    return EncodeSpec(
+        params.k, params.encoder, params.nonneg, params.refit, params.min_coefficient, params.rtol
+    )
+
+
+class Trainer:
+    """A fit of one source with one set of parameters.
+
+    Parameters
+    ----------
+    source : the samples
+    params : checked parameters
+    init : (n_atoms, n_features) array to start from, when ``params.init == "array"``
+    validation : samples to measure on instead of rows set aside, or None
+    callbacks : subscribers to progress events
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        params: FitParams,
+        init: np.ndarray | None = None,
+        validation: Source | None = None,
+        callbacks: Sequence[events.Callback] = (),
+    ) -> None:
+        self.source, self.params, self.callbacks = source, params, tuple(callbacks)
+        self.dtype = working_dtype(source.dtype)
+        self._init = init
+        held = 0 if validation is not None else params.validation
+        self.stream = plan.plan_stream(
+            source.n_samples, source.block_rows, params.batch_size, held, params.seed
+        )
+        if 0 < self.stream.n_validation < held:
+            logger.info(
+                "validation cut from %d to %d rows, a tenth of the data", held, self.stream.n_validation
+            )
+        self.validation: Source | None = validation if validation is not None else source
+        self._validation_rows = (
+            np.arange(validation.n_samples, dtype=np.int64)
+            if validation is not None
+            else self.stream.validation_rows()
+        )
+        self._check()
+
+    def _check(self) -> None:
+        """Refuse data that cannot train this dictionary, before any work."""
+        needed = 1 if self.params.init != "data" else self.params.n_atoms
+        if self.stream.n_train < needed:
+            raise InputError(
+                f"init='data' needs n_atoms={needed} training rows but there are {self.stream.n_train}; "
+                "use init='uniform' or more samples"
+            )
+        if isinstance(self.source, ArraySource):
+            _check_finite(self.source, self.params.chunk_size, self.dtype)
+
+    # ------------------------------------------------------------------------------------------ start
+
+    def start(self) -> FitState:
+        """Mean and first dictionary."""
+        mean = self._mean() if self.params.center else None
+        return FitState(self._first_atoms(mean), mean)
+
+    def _mean(self) -> np.ndarray:
+        rows = np.sort(self.stream.rows(0, min(self.stream.n_train, MEAN_ROWS)))
+        (total,) = dask.compute(batch.build_sum(self.source, rows, self.params.chunk_size, self.dtype))
+        return total / rows.size
+
+    def _first_atoms(self, mean: np.ndarray | None) -> np.ndarray:
+        shape = (self.params.n_atoms, self.source.n_features)
+        if self._init is not None:
+            return unit_rows(self._init, shape, self.dtype)
+        fallback = plan.random_atoms(*shape, self.dtype, self.params.seed)
+        if self.params.init == "uniform":
+            return fallback
+        reach = max(self.params.n_atoms, self.stream.rows_per_batch)
+        rows = np.sort(self.stream.rows(0, reach)[plan.initial_rows(reach, self.params.n_atoms)])
+        (atoms,) = dask.compute(batch.build_rows(self.source, rows, mean, self.dtype))
+        norms = np.linalg.norm(atoms, axis=1, keepdims=True)
+        return np.where(norms > 0, atoms / np.where(norms > 0, norms, 1), fallback).astype(self.dtype)
+
+    # ------------------------------------------------------------------------------------------ loop
+
+    def batch_spec(self) -> batch.BatchSpec:
+        """What every batch of this fit has in common."""
+        p = self.params
+        groups = plan.plan_groups(p.n_atoms, p.k, p.groups, p.n_rounds)
+        return batch.BatchSpec(
+            groups, encode_spec(p), p.lanczos_steps, p.chunk_size, p.dead_atoms, p.seed, self.dtype
+        )
+
+    def step(self, state: FitState, rows: np.ndarray | None = None) -> FitState:
+        """Run one outer batch: a new state."""
+        if rows is None:
+            rows = self.stream.batch(state.iteration)
+        spec = self.batch_spec()
+        graph = batch.build_batch(self.source, rows, state.dictionary, state.mean, spec, state.iteration)
+        self._emit(events.BatchStarted(state.iteration, batch.count_tasks(graph)))
+        result = batch.run_batch(graph)
+        record = _record(result, rows.size)
+        record.update(self._validate(result.dictionary, state.mean, state.iteration))
+        history = {name: [*state.history.get(name, []), value] for name, value in record.items()}
+        return FitState(result.dictionary, state.mean, state.iteration + 1, history, result.counts)
+
+    def _validate(self, D: np.ndarray, mean: np.ndarray | None, iteration: int) -> dict[str, float]:
+        """Metrics on the held-out rows: one pursuit over the whole dictionary."""
+        if self.validation is None or self._validation_rows.size == 0:
+            return {}
+        how = batch.EncodePlan(encode_spec(self.params), mean, self.dtype)
+        graph = batch.build_evaluation(
+            self.validation, self._validation_rows, D, how, _part_size(self._validation_rows.size), iteration
+        )
+        ((moments, _),) = dask.compute(graph)
+        return {
+            "validation_relative_error": mean_relative_error(moments),
+            "validation_variance_explained": variance_explained(moments).value,
+        }
+
+    def run(self, state: FitState, on_state: Callable[[FitState], None] | None = None) -> FitState:
+        """Run all iterations that are left; `on_state` sees the state after each."""
+        p, began, first = self.params, time.monotonic(), state.iteration
+        self._emit(
+            events.FitStarted(
+                self.source.n_samples,
+                self.source.n_features,
+                p.n_atoms,
+                p.k,
+                p.n_iter,
+                first,
+                self.stream.rows_per_batch,
+                0,
+            )
+        )
+        while state.iteration < p.n_iter:
+            before = time.monotonic()
+            state = self.step(state)
+            now = time.monotonic()
+            self._emit(self._finished(state, now - before, (now - began) / (state.iteration - first)))
+            if on_state is not None:
+                on_state(state)
+        self._emit(events.FitFinished(state.iteration, time.monotonic() - began))
+        return state
+
+    def _finished(self, state: FitState, seconds: float, mean_seconds: float) -> events.BatchFinished:
+        rows = self.stream.rows_per_batch
+        return events.BatchFinished(
+            iteration=state.iteration - 1,
+            n_iter=self.params.n_iter,
+            n_samples=rows,
+            seconds=seconds,
+            samples_per_second=rows / seconds if seconds > 0 else float("inf"),
+            seconds_left=mean_seconds * (self.params.n_iter - state.iteration),
+            bytes_read=rows * self.source.n_features * self.source.dtype.itemsize,
+            record={name: values[-1] for name, values in state.history.items()},
+        )
+
+    def _emit(self, event: events.Event) -> None:
+        events.emit(self.callbacks, event)
+
+
+def _part_size(n_rows: int) -> int:
+    """Rows per task of an evaluation: at least four tasks, so that a few thousand rows still use every core."""
+    return max(256, -(-n_rows // 4))
+
+
+def _record(result: batch.BatchResult, n_rows: int) -> dict[str, float]:
+    """One row of the history."""
+    return {
+        "relative_error_before": mean_relative_error(result.before),
+        "relative_error": mean_relative_error(result.after),
+        "variance_explained_before": variance_explained(result.before).value,
+        "variance_explained": variance_explained(result.after).value,
+        "dead_atoms": float(result.n_dead),
+        "nonzeros": float(result.counts.sum()) / n_rows,
+        "encode_seconds": result.encode_seconds,
+        "update_seconds": result.update_seconds,
+    }
+
+
+def _check_finite(source: ArraySource, chunk_size: int, dtype: Any) -> None:
+    """Look through an array in memory for NaN and infinity before anything starts."""
+    for a, b in plan.split_rows(source.n_samples, chunk_size):
+        part = source.array[a:b]
+        if not np.isfinite(part).all():
+            rows = source.take(np.arange(a, b))
+            bad = np.flatnonzero(~np.isfinite(part).all(axis=1))
+            what = "NaN" if np.isnan(part[bad[0]]).any() else "infinity"
+            raise InputError(
+                f"Y contains {what}: {rows.where(int(bad[0]))}, {bad.size} such row{'s' * (bad.size > 1)} in that "
+                "chunk; drop them with Y[np.isfinite(Y).all(axis=1)]"
+            )
+
+
+def unit_rows(atoms: Any, shape: tuple[int, int], dtype: Any) -> np.ndarray:
+    """Check a given dictionary and normalise its rows: (n_atoms, n_features)."""
+    atoms = np.asarray(atoms)
+    if atoms.shape != shape:
+        raise InputError(
+            f"init has shape {atoms.shape}; it must be (n_atoms, n_features) = {shape}"
+            + ("; transpose it with init.T" if atoms.shape == shape[::-1] else "")
+        )
+    if atoms.dtype.kind != "f" or not np.isfinite(atoms).all():
+        raise InputError(f"init must hold finite floating-point values; it has dtype {atoms.dtype}")
+    norms = np.linalg.norm(atoms.astype(np.float64), axis=1, keepdims=True)
+    if (norms == 0).any():
+        row = int(np.flatnonzero(norms == 0)[0])
+        raise InputError(f"init row {row} is zero; every atom needs a direction")
+    return (atoms / norms).astype(dtype)
+
+
+def iterate(trainer: Trainer, state: FitState) -> Iterator[FitState]:
+    """Yield the state after each iteration, for callers that want to look in between."""
+    while state.iteration < trainer.params.n_iter:
+        state = trainer.step(state)
+        yield state
