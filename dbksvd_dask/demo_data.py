@@ -126,19 +126,13 @@ def plan_patches(
     """
     down, right = (stride, stride) if isinstance(stride, int) else stride
     if min(patch, down, right) < 1:
-        raise InputError(
-            f"patch={patch}, stride={stride}: each must be at least 1; use e.g. patch=16, stride=2"
-        )
+        raise InputError(f"patch={patch}, stride={stride}: each must be at least 1; use e.g. patch=16, stride=2")
     if len(shapes) > np.iinfo(np.int16).max:
-        raise InputError(
-            f"{len(shapes)} images; at most {np.iinfo(np.int16).max} fit one plan: split the list"
-        )
+        raise InputError(f"{len(shapes)} images; at most {np.iinfo(np.int16).max} fit one plan: split the list")
     image, row, col = [], [], []
     for index, shape in enumerate(shapes):
         _check_shape(index, shape, patch)
-        rows, cols = np.meshgrid(
-            _starts(shape[0], patch, down), _starts(shape[1], patch, right), indexing="ij"
-        )
+        rows, cols = np.meshgrid(_starts(shape[0], patch, down), _starts(shape[1], patch, right), indexing="ij")
         image.append(np.full(rows.size, index, dtype=np.int16))
         row.append(rows.ravel().astype(np.int32))
         col.append(cols.ravel().astype(np.int32))
@@ -222,9 +216,7 @@ def assemble_photo(
         place = corner + (index // side) * width + index % side
         count += np.bincount(place, minlength=height * width)
         for channel in range(N_CHANNELS):
-            total[:, channel] += np.bincount(
-                place, weights=pixels[:, index, channel], minlength=height * width
-            )
+            total[:, channel] += np.bincount(place, weights=pixels[:, index, channel], minlength=height * width)
     mean = total / np.maximum(count, 1)[:, None]
     scaled = np.rint(np.clip(mean, 0.0, 1.0) * 255)
     return scaled.astype(np.uint8).reshape(height, width, N_CHANNELS)
@@ -257,13 +249,9 @@ def _side_of(
     n_features = patches.shape[1] if patches.ndim == 2 else -1
     side = int(np.sqrt(max(n_features, 0) // N_CHANNELS))
     if side < 1 or side * side * N_CHANNELS != n_features:
-        raise InputError(
-            f"patches of shape {patches.shape}; (n, side * side * 3) is needed, such as (n, 768)"
-        )
+        raise InputError(f"patches of shape {patches.shape}; (n, side * side * 3) is needed, such as (n, 768)")
     if not len(patches) == len(rows) == len(cols):
-        raise InputError(
-            f"{len(patches)} patches, {len(rows)} rows, {len(cols)} cols; the same number is needed"
-        )
+        raise InputError(f"{len(patches)} patches, {len(rows)} rows, {len(cols)} cols; the same number is needed")
     if len(patches) and not (
         0 <= np.min(rows) <= np.max(rows) <= shape[0] - side
         and 0 <= np.min(cols) <= np.max(cols) <= shape[1] - side

@@ -77,9 +77,7 @@ def read_wordnet(folder: str | Path) -> Corpus:
     for name in WORDNET_FILES:
         path = Path(folder) / name
         if not path.exists():
-            raise StoreError(
-                f"no file at {path}; install WordNet (apt-get install wordnet-base) or use --texts"
-            )
+            raise StoreError(f"no file at {path}; install WordNet (apt-get install wordnet-base) or use --texts")
         with path.open(encoding="utf-8") as lines:
             more_texts, more_categories = parse_wordnet(lines)
         texts += more_texts
@@ -94,9 +92,7 @@ def read_texts(path: str | Path, labels: str | Path | None = None) -> Corpus:
         return Corpus(texts, source=Path(path).name)
     given = [line.strip() for line in Path(labels).read_text(encoding="utf-8").splitlines()]
     if len(given) != len(texts):
-        raise InputError(
-            f"{labels} has {len(given)} lines, {path} has {len(texts)}; one label per text is needed"
-        )
+        raise InputError(f"{labels} has {len(given)} lines, {path} has {len(texts)}; one label per text is needed")
     names, category = np.unique(given, return_inverse=True)
     if len(names) > np.iinfo(np.int16).max:
         raise InputError(

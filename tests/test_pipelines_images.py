@@ -98,9 +98,7 @@ def test_every_pixel_is_in_a_patch_even_when_the_steps_do_not_fit():
 def test_no_patch_is_cut_twice_and_a_seed_only_changes_the_order():
     shapes = [(11, 13, 3), (9, 8, 3)]
     plain, mixed, other = (plan_patches(shapes, 4, 2, seed=seed) for seed in (None, 0, 1))
-    places = [
-        set(map(tuple, np.stack([p.image, p.row, p.col], axis=1).tolist())) for p in (plain, mixed, other)
-    ]
+    places = [set(map(tuple, np.stack([p.image, p.row, p.col], axis=1).tolist())) for p in (plain, mixed, other)]
     assert places[0] == places[1] == places[2]
     assert len(places[0]) == plain.n_samples
     assert (np.diff(plain.image) >= 0).all()
@@ -242,9 +240,7 @@ def test_folder_without_images_is_refused(tmp_path):
 
 def test_mixing_more_images_than_memory_holds_is_refused():
     check_memory([(1000, 1000, 3)] * 3, max_memory=0.01)
-    with pytest.raises(
-        InputError, match=r"mixing patches of 4 images needs 0\.012 GB; --max-memory: 0\.01; give"
-    ):
+    with pytest.raises(InputError, match=r"mixing patches of 4 images needs 0\.012 GB; --max-memory: 0\.01; give"):
         check_memory([(1000, 1000, 3)] * 4, max_memory=0.01)
 
 

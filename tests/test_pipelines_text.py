@@ -270,9 +270,7 @@ def test_script_makes_both_stores_of_wordnet(tmp_path):
     assert tokens.attrs["provenance"]["model"] == "tiny"
     np.testing.assert_array_equal(tokens.category.values, sentences.category.values[tokens.text.values])
     truth = dict(zip(*parse_wordnet((WORDNET / "data.verb").read_text().splitlines()), strict=True))
-    found = {
-        line: c for line, c in zip(lines, sentences.category.values.tolist(), strict=True) if line in truth
-    }
+    found = {line: c for line, c in zip(lines, sentences.category.values.tolist(), strict=True) if line in truth}
     assert found == truth
 
 
@@ -362,9 +360,7 @@ def test_script_runs_a_hugging_face_model_directory(bert, tmp_path):
         "--threads",
         "1",
     ]
-    assert (
-        main([*arguments, "--tokens", str(tmp_path / "t.zarr"), "--sentences", str(tmp_path / "s.zarr")]) == 0
-    )
+    assert main([*arguments, "--tokens", str(tmp_path / "t.zarr"), "--sentences", str(tmp_path / "s.zarr")]) == 0
     tokens, sentences = open_activations(tmp_path / "t.zarr"), open_activations(tmp_path / "s.zarr")
     assert tokens.activations.shape == (19, 16)
     np.testing.assert_allclose(np.linalg.norm(sentences.activations.values, axis=1), 1, atol=1e-3)
