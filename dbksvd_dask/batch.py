@@ -256,9 +256,7 @@ def _stage(
             for c, state in enumerate(states)
         ]
     fresh = _fresh_atoms(spec, group, D.shape[1], iteration)
-    merged = names.call(
-        chunk.merge_dictionary, "dictionary", (g,), own, members, new, counts, candidates, fresh
-    )
+    merged = names.call(chunk.merge_dictionary, "dictionary", (g,), own, members, new, counts, candidates, fresh)
     return _Stage(merged, states, stats, counts)
 
 
@@ -335,7 +333,13 @@ def run_batch(graph: Delayed) -> BatchResult:
     dictionary, counts, before, after, encoded = result
     encoded = min(max(encoded, began), ended)  # clocks of other machines may differ
     return BatchResult(
-        dictionary, counts, before, after, int(np.count_nonzero(counts == 0)), encoded - began, ended - encoded
+        dictionary,
+        counts,
+        before,
+        after,
+        int(np.count_nonzero(counts == 0)),
+        encoded - began,
+        ended - encoded,
     )
 
 
@@ -356,9 +360,7 @@ class EncodePlan(NamedTuple):
 
 
 @one_blas_thread
-def encode_block(
-    rows: Any, D: np.ndarray, gram: np.ndarray, how: EncodePlan
-) -> tuple[np.ndarray, np.ndarray]:
+def encode_block(rows: Any, D: np.ndarray, gram: np.ndarray, how: EncodePlan) -> tuple[np.ndarray, np.ndarray]:
     """Load and encode a block of rows: atom (n, k) int32 and coefficient (n, k)."""
     Y = _load(rows, how.mean, how.dtype)
     return encode.encode_rows(Y, D, gram, how.spec)
@@ -404,7 +406,7 @@ def build_sum(source: Source, rows: np.ndarray, chunk_size: int, dtype: Any) -> 
 
 
 def _sum_block(rows: Any, dtype: Any) -> np.ndarray:
-    return np.sum(_load(rows, None, dtype), axis=0, dtype=np.float64)
+    return np.asarray(_load(rows, None, dtype).sum(axis=0, dtype=np.float64))
 
 
 def _add_all(parts: list[np.ndarray]) -> np.ndarray:

@@ -51,9 +51,7 @@ def codes_to_csr(codes: xr.Dataset, n_atoms: int | None = None) -> sp.csr_array:
     atom, coefficient = (np.asarray(a) for a in _pair(codes))
     used = (atom >= 0) & (coefficient != 0)
     indptr = np.concatenate([[0], np.cumsum(used.sum(axis=1))])
-    matrix = sp.csr_array(
-        (coefficient[used], atom[used], indptr), shape=(atom.shape[0], int(n_atoms))
-    )
+    matrix = sp.csr_array((coefficient[used], atom[used], indptr), shape=(atom.shape[0], int(n_atoms)))
     matrix.sort_indices()
     return matrix
 
@@ -84,5 +82,7 @@ def decode(codes: xr.Dataset, D: np.ndarray, mean: np.ndarray | None = None) -> 
         )
     largest = int(atom.max(initial=-1))
     if largest >= D.shape[0]:
-        raise InputError(f"codes use atom {largest} but the dictionary has {D.shape[0]}; these do not belong together")
+        raise InputError(
+            f"codes use atom {largest} but the dictionary has {D.shape[0]}; these do not belong together"
+        )
     return _decode_block(np.asarray(atom), np.asarray(coefficient), D, mean)

@@ -18,7 +18,7 @@ from dbksvd_dask.errors import InputError
 from dbksvd_dask.events import Callback
 from dbksvd_dask.kernels.encode import EncodeSpec
 from dbksvd_dask.metrics import variance_explained
-from dbksvd_dask.params import FitParams, check_choice, check_fraction, check_k
+from dbksvd_dask.params import FitParams, check_choice, check_fraction, check_integer, check_k
 from dbksvd_dask.store.sources import ArraySource, Source, as_source
 
 _PARAMS = FitParams.__dataclass_fields__
@@ -60,7 +60,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         What takes the place of an atom that no sample of a batch used: the worst-reconstructed samples, random
         directions, or nothing.
     chunk_size : int, default 8192
-        Samples per task. Results depend on it in their last bits, and on nothing else about how they were computed.
+        Samples per task. The last bits of a result depend on it, and on nothing else about how it was computed.
     validation : int or samples, default 8192
         Samples set aside to measure on (at most a tenth of the data; 0: none), or samples of their own.
     device : {"auto", "cpu", "gpu"}, default "auto"
@@ -71,6 +71,8 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         Folder to which the state of the fit is written.
     callbacks : sequence of callables, default ()
         Each is called with progress events (`dbksvd_dask.events`).
+    checkpoint_every : int, default 1
+        Iterations between two checkpoints.
 
     Attributes
     ----------
@@ -116,6 +118,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         seed: int = 0,
         checkpoint: str | os.PathLike[str] | None = None,
         callbacks: Sequence[Callback] = (),
+        checkpoint_every: int = 1,
     ) -> None:
         self.n_atoms = n_atoms
         self.k = k
@@ -138,6 +141,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.seed = seed
         self.checkpoint = checkpoint
         self.callbacks = callbacks
+        self.checkpoint_every = checkpoint_every
 
     # ------------------------------------------------------------------------------------------ fitting
 
@@ -160,16 +164,19 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             _check_width(validation, source.n_features, "validation")
         return train.Trainer(source, params, init, validation, self.callbacks)
 
-    def fit(self, Y: Any, y: Any = None) -> DBKSVD:
+    def fit(self, Y: Any, y: Any = None, *, resume: bool = False) -> DBKSVD:
         """Learn a dictionary.
 
         Parameters
         ----------
         Y : ndarray, dask array, xarray.DataArray or path/URL of a Zarr store, (n_samples, n_features)
         y : ignored
+        resume : go on from the newest checkpoint in the folder `checkpoint`, if there is one
         """
         trainer = self._trainer(Y)
-        state = trainer.run(trainer.start())
+        every = check_integer("checkpoint_every", self.checkpoint_every, 1)
+        folder = None if self.checkpoint is None else os.fspath(self.checkpoint)
+        state = trainer.fit(folder, every, resume)
         self._keep(state, Y)
         return self
 

@@ -56,7 +56,7 @@ def group_sizes(n_atoms: int, k: int, groups: Any) -> tuple[int, ...] | None:
         if groups != "exponential":
             raise InputError(f"groups={groups!r} is not known; use 'exponential', a tuple of sizes or None")
         groups = exponential_groups(n_atoms)
-    if not isinstance(groups, Sequence) or not all(isinstance(g, numbers.Integral) and g > 0 for g in groups):
+    if not isinstance(groups, Sequence) or not all(isinstance(g, numbers.Integral) and int(g) > 0 for g in groups):
         raise InputError(f"groups={groups!r} is not a tuple of sizes; use for example groups=(16, 48)")
     sizes = tuple(int(g) for g in groups)
     if sum(sizes) != n_atoms:
@@ -196,7 +196,7 @@ def _validation_rows(stream: RowStream) -> np.ndarray:
 
 @lru_cache(maxsize=2)
 def _epoch_blocks(stream: RowStream, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-    """Blocks of one epoch in their order, and the training rows that precede each: (n_blocks,), (n_blocks + 1,)."""
+    """Blocks of one epoch in their order, and the training rows before each: (n_blocks,), (n_blocks + 1,)."""
     order = generator(stream.seed, _EPOCH, epoch).permutation(stream.n_blocks)
     sizes = np.full(stream.n_blocks, stream.block_rows, np.int64)
     sizes[-1] = stream.n_samples - (stream.n_blocks - 1) * stream.block_rows

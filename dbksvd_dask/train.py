@@ -12,10 +12,11 @@ import dask
 import numpy as np
 
 from dbksvd_dask import batch, events, plan
-from dbksvd_dask.errors import InputError
+from dbksvd_dask.errors import InputError, MismatchError, StoreError
 from dbksvd_dask.kernels.encode import EncodeSpec
 from dbksvd_dask.metrics import mean_relative_error, variance_explained
 from dbksvd_dask.params import FitParams
+from dbksvd_dask.store.dictionary import Dictionary, latest_checkpoint, open_dictionary, write_checkpoint
 from dbksvd_dask.store.sources import ArraySource, Source
 
 logger = logging.getLogger(__name__)
@@ -45,9 +46,7 @@ def working_dtype(dtype: Any) -> np.dtype:
 
 def encode_spec(params: FitParams) -> EncodeSpec:
     """The encoder of a fit."""
-    return EncodeSpec(
-        params.k, params.encoder, params.nonneg, params.refit, params.min_coefficient, params.rtol
-    )
+    return EncodeSpec(params.k, params.encoder, params.nonneg, params.refit, params.min_coefficient, params.rtol)
 
 
 class Trainer:
@@ -74,13 +73,9 @@ class Trainer:
         self.dtype = working_dtype(source.dtype)
         self._init = init
         held = 0 if validation is not None else params.validation
-        self.stream = plan.plan_stream(
-            source.n_samples, source.block_rows, params.batch_size, held, params.seed
-        )
+        self.stream = plan.plan_stream(source.n_samples, source.block_rows, params.batch_size, held, params.seed)
         if 0 < self.stream.n_validation < held:
-            logger.info(
-                "validation cut from %d to %d rows, a tenth of the data", held, self.stream.n_validation
-            )
+            logger.info("validation cut from %d to %d rows, a tenth of the data", held, self.stream.n_validation)
         self.validation: Source | None = validation if validation is not None else source
         self._validation_rows = (
             np.arange(validation.n_samples, dtype=np.int64)
@@ -202,6 +197,64 @@ class Trainer:
 
     def _emit(self, event: events.Event) -> None:
         events.emit(self.callbacks, event)
+
+    # ------------------------------------------------------------------------------------------ checkpoints
+
+    def to_dictionary(self, state: FitState) -> Dictionary:
+        """The state as it is stored."""
+        return Dictionary(
+            atoms=state.dictionary,
+            mean=state.mean,
+            params=self.params.to_json(),
+            source=self.source.identity,
+            iteration=state.iteration,
+            history=state.history,
+            counts=state.counts,
+        )
+
+    def resume(self, run: str) -> FitState:
+        """State of the newest checkpoint of a run; refused when it is of another fit."""
+        stored = open_dictionary(run)
+        self._check_same_fit(run, stored)
+        return FitState(stored.atoms, stored.mean, stored.iteration, stored.history, stored.counts)
+
+    def _check_same_fit(self, run: str, stored: Dictionary) -> None:
+        for name, value in self.params.to_json().items():
+            if name not in _MAY_CHANGE and stored.params.get(name) != value:
+                raise MismatchError(
+                    f"the checkpoint in {run} was made with {name}={stored.params.get(name)!r}, this fit has "
+                    f"{name}={value!r}; use the same value, or another folder for a new fit"
+                )
+        if stored.source != self.source.identity:
+            raise MismatchError(
+                f"the checkpoint in {run} was fitted on {stored.source}, this fit reads {self.source.identity}; "
+                "give the same store, or another folder for a new fit"
+            )
+
+    def fit(self, checkpoint: str | None = None, every: int = 1, resume: bool = False) -> FitState:
+        """Run the whole fit, with checkpoints if a folder is given."""
+        if checkpoint is None:
+            if resume:
+                raise InputError("resume=True needs the folder of a fit; give checkpoint=PATH")
+            return self.run(self.start())
+        found = latest_checkpoint(checkpoint)
+        if found is not None and not resume:
+            raise StoreError(
+                f"{checkpoint} holds a fit already ({found}); go on with resume=True (--resume), or choose "
+                "another folder"
+            )
+        state = self.resume(checkpoint) if found is not None else self.start()
+
+        def save(current: FitState) -> None:
+            if current.iteration % every == 0 or current.iteration == self.params.n_iter:
+                path = write_checkpoint(checkpoint, self.to_dictionary(current))
+                self._emit(events.CheckpointWritten(path, current.iteration))
+
+        return self.run(state, save)
+
+
+# A fit may be made longer, and may go on on another device; everything else decides which dictionary it gives.
+_MAY_CHANGE = frozenset({"n_iter", "device"})
 
 
 def _part_size(n_rows: int) -> int:

@@ -41,7 +41,7 @@ class LazyGroup(click.Group):
 @click.option("-v", "--verbose", count=True, help="Log what happens; an error then shows its traceback.")
 @click.pass_context
 def cli(ctx: click.Context, verbose: int) -> None:
-    """Learn sparse dictionaries of neural-network activations, out of core.
+    r"""Learn sparse dictionaries of neural-network activations, out of core.
 
     \b
     A first look:        dbksvd demo

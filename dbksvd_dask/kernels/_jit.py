@@ -75,5 +75,5 @@ def kernel_input(array: Any, dtype: Any = None) -> np.ndarray:
     dtype : dtype, optional
         Convert to this dtype first.
     """
-    ready = np.require(array, dtype=dtype, requirements="CA")
+    ready = np.require(array, dtype=dtype, requirements=["C", "A"])
     return ready if ready.flags.writeable else np.asarray(_Writable(ready))

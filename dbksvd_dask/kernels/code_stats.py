@@ -1,4 +1,4 @@
-"""Passes over sparse codes: sums per atom and per class, strongest samples, decoding, row products.
+"""Passes over sparse codes: sums per atom and per class, strongest samples, cosine of the reconstruction.
 
 Codes are `atom` (n, k) with -1 for an empty slot and `coefficient` (n, k). A slot counts as active when its
 coefficient is not zero. Callers check that every atom index is below the length of the sums.
@@ -125,23 +125,6 @@ def count_true_positives(atom, coefficient, true_atom, true_coefficient, best, t
                 if true_atom[i, t] == best[j] and true_coefficient[i, t] != 0.0:
                     true_positive[j] += 1
                     break
-
-
-@jit
-def subtract_decoded(Y, D, atom, coefficient, R):
-    """Write the residual ``R = Y - X D``."""
-    for i in range(Y.shape[0]):
-        out = R[i]
-        for f in range(Y.shape[1]):
-            out[f] = Y[i, f]
-        for s in range(atom.shape[1]):
-            j = atom[i, s]
-            if j < 0:
-                continue
-            x = coefficient[i, s]
-            d = D[j]
-            for f in range(out.shape[0]):
-                out[f] -= x * d[f]
 
 
 @jit

@@ -78,9 +78,7 @@ def squared_norms(Y):
     return out
 
 
-def encode_rows(
-    Y: np.ndarray, D: np.ndarray, gram: np.ndarray, spec: EncodeSpec
-) -> tuple[np.ndarray, np.ndarray]:
+def encode_rows(Y: np.ndarray, D: np.ndarray, gram: np.ndarray, spec: EncodeSpec) -> tuple[np.ndarray, np.ndarray]:
     """Encode samples with a dictionary.
 
     Parameters
@@ -120,9 +118,7 @@ def _encode_tile(
     if spec.encoder == "omp":
         orthogonal_tile(prods, gram, norm2, spec.k, rtol, smallest, atom, coefficient)
     else:
-        pursue_tile(
-            prods, gram, norm2, spec.k, rtol, smallest, spec.nonneg, spec.refit, atom, coefficient
-        )
+        pursue_tile(prods, gram, norm2, spec.k, rtol, smallest, spec.nonneg, spec.refit, atom, coefficient)
 
 
 def residual(Y: np.ndarray, atom: np.ndarray, coefficient: np.ndarray, D: np.ndarray) -> np.ndarray:

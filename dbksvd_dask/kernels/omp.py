@@ -1,7 +1,7 @@
 """Orthogonal matching pursuit in the gram domain (Batch-OMP with a progressive Cholesky factor).
 
 Let L be the Cholesky factor of ``gram[S, S]`` for the support S in order of selection. The rows of
-``W = L^-1 gram[S, :]`` are the products of all atoms with an orthonormal basis of the chosen atoms, so one step is::
+``W = L^-1 gram[S, :]`` are the products of all atoms with an orthonormal basis of the chosen ones. One step is::
 
     j = argmax |p|
     w = (gram[j] - sum_s W[s, j] W[s]) / pivot        # W[s, j] is the new row of L
@@ -110,5 +110,16 @@ def orthogonal_tile(prods, gram, norm2, k, rtol, min_coefficient, atom, coeffici
     block_max = np.empty((m + BLOCK - 1) // BLOCK, prods.dtype)
     for i in range(n):
         orthogonal_row(
-            prods[i], gram, norm2[i], k, rtol, min_coefficient, atom[i], coefficient[i], W, pivot, z, block_max
+            prods[i],
+            gram,
+            norm2[i],
+            k,
+            rtol,
+            min_coefficient,
+            atom[i],
+            coefficient[i],
+            W,
+            pivot,
+            z,
+            block_max,
         )

@@ -202,9 +202,7 @@ def refit_row_nonneg(p, gram, n_used, atom, coefficient, A, delta):
 
 
 @jit
-def pursue_tile(
-    prods, gram, norm2, k, rtol, min_coefficient, nonneg, refit, atom, coefficient
-):
+def pursue_tile(prods, gram, norm2, k, rtol, min_coefficient, nonneg, refit, atom, coefficient):
     """Matching pursuit of a tile of samples.
 
     Parameters

@@ -121,6 +121,11 @@ class StoreSource(Source):
         super().__init__(shape, np.dtype(reader.dtype), block, chunk_size)
         self.reader = reader
 
+    @property
+    def identity(self) -> str:
+        """Fingerprint and place of the store."""
+        return f"store {self.reader.fingerprint}"
+
     def take(self, rows: np.ndarray) -> StoreRows:
         """Reference to some rows."""
         return StoreRows(self.reader, rows)
@@ -139,8 +144,8 @@ def check_matrix(shape: tuple[int, ...], dtype: Any, what: str = "Y") -> None:
     if len(shape) != 2:
         raise InputError(
             f"{what} has {len(shape)} dimension{'s' * (len(shape) != 1)}, shape {tuple(shape)}; it must be 2-D "
-            "(samples, features). Use Y.reshape(-1, n_features) for a stack of sequences, Y.reshape(1, -1) for one "
-            "sample (expected 2D array)"
+            "(samples, features). Use Y.reshape(-1, n_features) for a stack of sequences, Y.reshape(1, -1) for "
+            "one sample (expected 2D array)"
         )
     if shape[1] == 0:
         raise InputError(f"{what} has 0 feature(s) (shape={tuple(shape)}) while a minimum of 1 is required.")
@@ -153,9 +158,7 @@ def check_matrix(shape: tuple[int, ...], dtype: Any, what: str = "Y") -> None:
             if kind == "c"
             else ("use Y.astype('float32')")
         )
-        raise InputError(
-            f"{what} has dtype {np.dtype(dtype)}; it must be float16, float32 or float64; {hint}"
-        )
+        raise InputError(f"{what} has dtype {np.dtype(dtype)}; it must be float16, float32 or float64; {hint}")
 
 
 def as_source(Y: Any, chunk_size: int) -> Source:
