@@ -16,9 +16,7 @@ def dense_codes(atom, coefficient, n_atoms):
 
 
 def mean_relative_error(Y, R):
-    errors = [
-        np.linalg.norm(r) / np.linalg.norm(y) for y, r in zip(Y, R, strict=True) if np.linalg.norm(y) > 0
-    ]
+    errors = [np.linalg.norm(r) / np.linalg.norm(y) for y, r in zip(Y, R, strict=True) if np.linalg.norm(y) > 0]
     return float(np.mean(errors)) if errors else math.nan
 
 
@@ -46,9 +44,7 @@ def cosine_similarity(Y, Z):
 
 def shrinkage(Y, Z):
     return float(
-        np.mean(
-            [np.linalg.norm(z) / np.linalg.norm(y) for y, z in zip(Y, Z, strict=True) if np.linalg.norm(y)]
-        )
+        np.mean([np.linalg.norm(z) / np.linalg.norm(y) for y, z in zip(Y, Z, strict=True) if np.linalg.norm(y)])
     )
 
 
@@ -92,9 +88,7 @@ def strongest(X, j, sign, n_top):
 
 def class_differences(X, labels, n_classes):
     """|mean of the class - mean of the rest| of every column, for every class."""
-    return np.array(
-        [np.abs(X[labels == c].mean(axis=0) - X[labels != c].mean(axis=0)) for c in range(n_classes)]
-    )
+    return np.array([np.abs(X[labels == c].mean(axis=0) - X[labels != c].mean(axis=0)) for c in range(n_classes)])
 
 
 def class_tf_idf(groups, tokenise):

@@ -78,9 +78,7 @@ def test_density_histogram_counts_every_living_atom_once():
 
 
 def test_codes_of_another_dictionary_are_refused(block):
-    with pytest.raises(
-        MismatchError, match=r"codes name atom 37 .* has 30 atoms, 0 to 29; pass the dictionary"
-    ):
+    with pytest.raises(MismatchError, match=r"codes name atom 37 .* has 30 atoms, 0 to 29; pass the dictionary"):
         ec.code_moments(*block, 30)
     with pytest.raises(InputError, match=r"atom \(203, 6\) and coefficient \(203, 5\)"):
         ec.code_moments(block[0], block[1][:, 1:], M)
@@ -118,15 +116,24 @@ def test_reconstruction_numbers_equal_their_twins(rows):
     assert m.error_histogram.sum() == N - 1
 
 
+def test_a_mean_that_the_run_took_off_is_taken_off_first():
+    Y, D, atom, coefficient = samples()
+    mean = np.linspace(-3, 3, Y.shape[1])
+    plain = er.reconstruction_summary(er.stream_reconstruction([(Y, atom, coefficient)], D))
+    moved = er.reconstruction_summary(er.stream_reconstruction([(Y + mean, atom, coefficient)], D, mean))
+    assert moved.mean_relative_error == pytest.approx(plain.mean_relative_error, rel=1e-6)
+    assert moved.fvu == pytest.approx(plain.fvu, rel=1e-9)
+    with pytest.raises(MismatchError, match=r"mean has shape \(3,\)"):
+        er.stream_reconstruction([(Y, atom, coefficient)], D, mean[:3])
+
+
 def test_cosine_similarity_equals_sklearn():
     Y, D, atom, coefficient = samples(np.float32)
     rows = np.arange(N)[7:]
     R = er.residual(Y[rows], D, atom[rows], coefficient[rows])
     assert R.dtype == np.float32
     s = er.reconstruction_summary(er.reconstruction_moments(Y[rows], R))
-    assert s.cosine_similarity == pytest.approx(
-        1 - paired_cosine_distances(Y[rows], Y[rows] - R).mean(), rel=1e-5
-    )
+    assert s.cosine_similarity == pytest.approx(1 - paired_cosine_distances(Y[rows], Y[rows] - R).mean(), rel=1e-5)
 
 
 def test_error_histogram_places_each_row():

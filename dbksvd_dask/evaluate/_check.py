@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from dbksvd_dask.errors import InputError, MismatchError
 from dbksvd_dask.kernels._jit import kernel_input
 
-CodeBlock = tuple[NDArray[np.int32], NDArray[np.float32]]
+CodeBlock = tuple[NDArray[np.int32], NDArray[Any]]
 CodeBlocks = Callable[[], Iterable[tuple[Any, Any]]]
 
 # Training gives norm 1 up to float32 rounding; a decoder that was never normalised is far off.
@@ -27,7 +27,7 @@ def check_codes(atom: ArrayLike, coefficient: ArrayLike, n_atoms: int) -> CodeBl
 
     Returns
     -------
-    tuple of (int32 ndarray, float32 ndarray), each of shape (n_samples, n_slots)
+    tuple of (int32 ndarray, float ndarray), each of shape (n_samples, n_slots)
     """
     atoms = np.asarray(atom)
     values = np.asarray(coefficient)
@@ -43,7 +43,8 @@ def check_codes(atom: ArrayLike, coefficient: ArrayLike, n_atoms: int) -> CodeBl
             f"codes name atom {int(atoms.max())} (smallest {int(atoms.min())}) but the dictionary has "
             f"{n_atoms} atoms, 0 to {n_atoms - 1}; pass the dictionary these codes were made with"
         )
-    return kernel_input(atoms, np.int32), kernel_input(values, np.float32)
+    dtype = np.float64 if values.dtype == np.float64 else np.float32
+    return kernel_input(atoms, np.int32), kernel_input(values, dtype)
 
 
 def iter_codes(blocks: CodeBlocks, n_atoms: int) -> Iterator[CodeBlock]:
@@ -88,9 +89,7 @@ def check_same_features(A: NDArray[Any], B: NDArray[Any]) -> None:
         )
 
 
-def encode_labels(
-    labels: Sequence[Any] | NDArray[Any], n_samples: int
-) -> tuple[NDArray[Any], NDArray[np.int64]]:
+def encode_labels(labels: Sequence[Any] | NDArray[Any], n_samples: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Turn labels into class numbers.
 
     Parameters

@@ -107,9 +107,7 @@ class CodeFeatures:
                 np.add.at(out[:, c], np.searchsorted(held, rows[part]), values[part])
             yield Columns(held, out)
 
-    def _entries(
-        self, wanted: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+    def _entries(self, wanted: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[Any]]:
         """Active slots of the wanted atoms: sample, position in `wanted`, coefficient; sorted by position."""
         position = np.full(self._n_atoms + 1, -1, np.int64)  # the last place serves atom -1
         position[wanted] = np.arange(wanted.size)
@@ -180,7 +178,5 @@ class DenseFeatures:
         for block in self._blocks():
             array = np.asarray(block)
             if array.ndim != 2 or array.shape[1] != self._n_columns:
-                raise InputError(
-                    f"expected blocks of {self._n_columns} columns, received shape {array.shape}"
-                )
+                raise InputError(f"expected blocks of {self._n_columns} columns, received shape {array.shape}")
             yield array

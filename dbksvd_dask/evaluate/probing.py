@@ -2,7 +2,7 @@
 
 Per class: the `k_sp` columns with the largest difference of mean activation between the class and the rest of
 the training samples, a logistic regression on them, its accuracy on the test samples. No array of samples by
-atoms is formed: the means come from sums per class, the regressions from the active samples of the chosen atoms.
+atoms is formed: the means come from sums per class, the regressions from the active samples of a few atoms.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,8 +14,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.evaluate._check import encode_labels, name_some
-from dbksvd_dask.evaluate.features import Columns, DenseFeatures, Features
+from dbksvd_dask.evaluate.features import CodeFeatures, Columns, DenseFeatures, Features
 from dbksvd_dask.evaluate.logistic import LogisticFit, fit_logistic
+from dbksvd_dask.kernels.encode import EncodeSpec, encode_rows, gram_matrix
 from dbksvd_dask.metrics import Float64Array
 
 # Classes whose columns are gathered in one pass: bounds a dense gather at 64 x 5 columns per sample.
@@ -165,6 +166,27 @@ def random_dictionary(n_atoms: int, n_features: int, seed: int = 0) -> NDArray[n
     return unit.astype(np.float32)
 
 
+def random_dictionary_codes(Y: ArrayLike, n_atoms: int, k: int, *, seed: int = 0) -> CodeFeatures:
+    """Encode samples with a random dictionary: the baseline that has the shape of codes but learned nothing.
+
+    Parameters
+    ----------
+    Y : array_like of shape (n_samples, n_features)
+        Samples as the run encodes them, without their mean if the run took it off.
+    n_atoms, k : int
+        Those of the dictionary to compare with.
+    seed : int, default 0
+
+    Returns
+    -------
+    CodeFeatures
+    """
+    samples = np.asarray(Y, np.float32)
+    D = random_dictionary(n_atoms, samples.shape[1], seed)
+    atom, coefficient = encode_rows(samples, D, gram_matrix(D), EncodeSpec(k))
+    return CodeFeatures.from_arrays(atom, coefficient, n_atoms)
+
+
 def compare_probes(
     features: Mapping[str, Features | ArrayLike], labels: Sequence[Any] | NDArray[Any], **options: Any
 ) -> dict[str, ProbeResult]:
@@ -280,7 +302,7 @@ def _check_classes(
     if small.size and small_classes == "error":
         raise InputError(
             f"{small.size} of {classes.size} classes have a single sample: {name_some(classes[small])}; "
-            "a class needs one sample to train and one to test: merge or drop them, or pass small_classes='skip'"
+            "a class needs one to train and one to test: merge or drop them, or pass small_classes='skip'"
         )
     probed = np.flatnonzero(sizes >= 2)
     if probed.size == 0:

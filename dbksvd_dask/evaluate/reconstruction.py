@@ -9,8 +9,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from dbksvd_dask.errors import InputError, MismatchError
 from dbksvd_dask.evaluate._check import check_codes
+from dbksvd_dask.kernels import encode
 from dbksvd_dask.kernels._jit import kernel_input
-from dbksvd_dask.kernels.code_stats import cosine_sums, subtract_decoded
+from dbksvd_dask.kernels.code_stats import cosine_sums
 from dbksvd_dask.metrics import (
     Moments,
     VarianceExplained,
@@ -88,6 +89,8 @@ class ReconstructionSummary:
 def residual(Y: ArrayLike, D: ArrayLike, atom: ArrayLike, coefficient: ArrayLike) -> NDArray[Any]:
     """Residual ``Y - X D`` of one block.
 
+    If the run took a mean off the samples, take it off `Y` first.
+
     Parameters
     ----------
     Y : array_like of shape (n_samples, n_features)
@@ -111,9 +114,7 @@ def residual(Y: ArrayLike, D: ArrayLike, atom: ArrayLike, coefficient: ArrayLike
             "pass the codes of these rows"
         )
     dtype = np.float64 if samples.dtype == np.float64 else np.float32
-    out = np.empty(samples.shape, dtype)
-    subtract_decoded(kernel_input(samples, dtype), kernel_input(atoms, dtype), places, values, out)
-    return out
+    return encode.residual(samples.astype(dtype), places, values.astype(dtype), atoms.astype(dtype))
 
 
 def reconstruction_moments(Y: NDArray[Any], R: NDArray[Any]) -> ReconstructionMoments:
@@ -135,7 +136,7 @@ def reconstruction_moments(Y: NDArray[Any], R: NDArray[Any]) -> ReconstructionMo
 
 
 def stream_reconstruction(
-    blocks: Iterable[tuple[ArrayLike, ArrayLike, ArrayLike]], D: ArrayLike
+    blocks: Iterable[tuple[ArrayLike, ArrayLike, ArrayLike]], D: ArrayLike, mean: ArrayLike | None = None
 ) -> ReconstructionMoments:
     """Sum over all blocks, merged in their order.
 
@@ -144,14 +145,17 @@ def stream_reconstruction(
     blocks : iterable of (Y, atom, coefficient)
         Rows of the samples with their codes.
     D : array_like of shape (n_atoms, n_features)
+    mean : array_like of shape (n_features,), optional
+        What the run took off every sample before it encoded them. All numbers then speak of the centred
+        samples, as those of the training do.
 
     Returns
     -------
     ReconstructionMoments
     """
     return merge_moments(
-        reconstruction_moments(np.asarray(Y), residual(Y, D, atom, coefficient))
-        for Y, atom, coefficient in blocks
+        reconstruction_moments(centred, residual(centred, D, atom, coefficient))
+        for centred, atom, coefficient in ((_centred(Y, mean), atom, c) for Y, atom, c in blocks)
     )
 
 
@@ -189,3 +193,16 @@ def require_codes_of(Y: ArrayLike, D: ArrayLike, atom: ArrayLike, coefficient: A
             f"these codes give the samples back with a mean relative error of {error:.3g}, worse than none; "
             "they belong to another dictionary or other samples: encode again with this dictionary"
         )
+
+
+def _centred(Y: ArrayLike, mean: ArrayLike | None) -> NDArray[Any]:
+    """Take the mean off, in the precision of the samples."""
+    samples = np.asarray(Y)
+    if mean is None:
+        return samples
+    offset = np.asarray(mean)
+    if offset.shape != samples.shape[1:]:
+        raise MismatchError(f"mean has shape {offset.shape} but the samples have {samples.shape[1:]} features")
+    dtype = np.float64 if samples.dtype == np.float64 else np.float32
+    centred: NDArray[Any] = (samples - offset).astype(dtype)
+    return centred

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dbksvd_dask.errors import InputError
-from dbksvd_dask.evaluate._check import CodeBlocks, check_codes, iter_codes
+from dbksvd_dask.evaluate._check import CodeBlock, CodeBlocks, check_codes, iter_codes
 from dbksvd_dask.kernels._jit import kernel_input
 from dbksvd_dask.kernels.code_stats import insert_strongest
 from dbksvd_dask.metrics import Float64Array
@@ -126,16 +126,14 @@ def _empty(n_atoms: int, n_top: int, atoms: Sequence[int] | NDArray[np.int64] | 
         raise InputError(f"n_top={n_top} must be at least 1")
     followed = np.arange(n_atoms) if atoms is None else np.asarray(atoms, np.int64)
     if followed.size and (followed.min() < 0 or followed.max() >= n_atoms):
-        raise InputError(
-            f"atoms must lie in 0 to {n_atoms - 1}, received {followed.min()} to {followed.max()}"
-        )
+        raise InputError(f"atoms must lie in 0 to {n_atoms - 1}, received {followed.min()} to {followed.max()}")
     shape = (followed.size, n_top)
     return TopSamples(followed, np.zeros(shape), np.full(shape, -1, np.int64))
 
 
 def _insert(
     lists: TopSamples,
-    block: tuple[NDArray[np.int32], NDArray[np.float32]],
+    block: CodeBlock,
     first: int,
     places: NDArray[np.int64],
     sign: Float64Array,
