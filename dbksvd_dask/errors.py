@@ -30,3 +30,7 @@ class JobError(DBKSVDError, RuntimeError):
 
 class DeviceError(DBKSVDError, RuntimeError):
     """A device was asked for that is not there."""
+
+
+class ClusterError(DBKSVDError, RuntimeError):
+    """The scheduler cannot be reached or was lost, or its workers failed more often than is retried."""

@@ -1,0 +1,169 @@
+"""Where a command runs: on threads, on worker processes of this machine, or on a cluster by address.
+
+The edge only: commands and benchmarks use it, the library never does. The library runs on whatever scheduler
+is current and starts nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import dask
+
+from dbksvd_dask.errors import ClusterError, InputError
+
+logger = logging.getLogger(__name__)
+
+LOOPBACK = "127.0.0.1"
+DASHBOARD_PORT = 8787  # Dask's own; taken when it is free
+CONNECT_TIMEOUT = 30.0  # seconds until a scheduler that does not answer is given up
+
+
+@dataclass(frozen=True)
+class TLSFiles:
+    """PEM files with which a command shows who it is; see docs/cluster.md.
+
+    Attributes
+    ----------
+    ca : certificate of the authority that signed every certificate of the cluster
+    cert : certificate of this client (its key may be in the same file)
+    key : private key of that certificate, or None
+    """
+
+    ca: str
+    cert: str
+    key: str | None = None
+
+
+@contextmanager
+def connect(
+    workers: int | None = None,
+    scheduler: str | None = None,
+    threads: int | None = None,
+    *,
+    tls: TLSFiles | None = None,
+    memory_limit: int | str | None = None,
+    timeout: float = CONNECT_TIMEOUT,
+) -> Iterator[Any]:
+    """Make a scheduler current for the length of a block.
+
+    Parameters
+    ----------
+    workers : int, optional
+        Start that many worker processes on this machine; their dashboard listens on loopback only.
+    scheduler : str, optional
+        Address of a running scheduler, ``tcp://host:8786`` or ``tls://host:8786``. Not with `workers`.
+    threads : int, optional
+        Without workers: threads of this process (default: one per core). With workers: threads of each
+        (default 1).
+    tls : TLSFiles, optional
+        For a ``tls://`` address; default: what Dask's own configuration says.
+    memory_limit : int or str, optional
+        Bytes per started worker, as Dask reads them (``"4GB"``); default: an equal share of the memory.
+    timeout : float
+        Seconds to wait for a scheduler.
+
+    Yields
+    ------
+    distributed.Client, or None on threads. ``client.dashboard_link`` is the link to print.
+
+    Raises
+    ------
+    InputError
+        When `workers` and `scheduler` are both given, or an address cannot be one.
+    ClusterError
+        When the scheduler does not answer.
+    """
+    _check(workers, scheduler, threads)
+    if scheduler is not None:
+        with _remote(scheduler, tls, timeout) as client:
+            yield client
+    elif workers is not None:
+        with _local(workers, threads or 1, memory_limit) as client:
+            yield client
+    else:
+        with dask.config.set(scheduler="threads", **({"num_workers": threads} if threads else {})):
+            yield None
+
+
+def _check(workers: int | None, scheduler: str | None, threads: int | None) -> None:
+    if workers is not None and scheduler is not None:
+        raise InputError(
+            f"workers={workers} and scheduler={scheduler!r} were both given; use --workers N to start processes "
+            "on this machine or --scheduler ADDRESS to use a running cluster"
+        )
+    for name, value in (("workers", workers), ("threads", threads)):
+        if value is not None and value < 1:
+            raise InputError(f"{name}={value} is too small; use {name} >= 1")
+    if scheduler is not None and not scheduler.startswith(("tcp://", "tls://")):
+        raise InputError(
+            f"scheduler={scheduler!r} is not an address of a scheduler; use tcp://host:8786 or tls://host:8786"
+        )
+
+
+@contextmanager
+def _remote(address: str, tls: TLSFiles | None, timeout: float) -> Iterator[Any]:
+    from distributed import Client
+
+    try:
+        client = Client(address, timeout=timeout, security=_security(tls))
+    except (OSError, TimeoutError, ValueError, RuntimeError) as error:
+        raise ClusterError(
+            f"no scheduler answers at {address} ({_why(error)}); start one with `dask scheduler`; a tls:// "
+            "address needs certificates (--tls-ca, --tls-cert, --tls-key)"
+        ) from error
+    with client:
+        yield client
+
+
+def _security(tls: TLSFiles | None) -> Any:
+    """Client's half of TLS, or None for what Dask's configuration says."""
+    from distributed import Security
+
+    if tls is None:
+        return None
+    return Security(
+        require_encryption=True, tls_ca_file=tls.ca, tls_client_cert=tls.cert, tls_client_key=tls.key or tls.cert
+    )
+
+
+def _why(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+@contextmanager
+def _local(workers: int, threads: int, memory_limit: int | str | None) -> Iterator[Any]:
+    from distributed import Client, LocalCluster
+
+    with ExitStack() as stack:
+        cluster = stack.enter_context(
+            LocalCluster(
+                n_workers=workers,
+                threads_per_worker=threads,
+                processes=True,
+                host=LOOPBACK,
+                # Dask's default listens on every interface, and whoever reaches it sees the run
+                dashboard_address=f"{LOOPBACK}:{_free_port(DASHBOARD_PORT)}",
+                memory_limit="auto" if memory_limit is None else memory_limit,
+            )
+        )
+        client = stack.enter_context(Client(cluster))
+        logger.info("%d worker processes, dashboard at %s", workers, client.dashboard_link)
+        yield client
+
+
+def _free_port(wanted: int) -> int:
+    """Return `wanted` if nothing listens there, else 0: any free one. Saves the warning Dask would give."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, wanted))
+        except OSError:
+            return 0
+    return wanted
