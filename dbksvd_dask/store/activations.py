@@ -22,15 +22,10 @@ import xarray as xr
 import zarr
 
 from dbksvd_dask.store import remote
+from dbksvd_dask.store.layout import Aligned, default_chunk_rows
 from dbksvd_dask.store.remote import PathLike
 from dbksvd_dask.store.rows import RowReader, aligned_names, fingerprint, open_aligned, open_rows
-from dbksvd_dask.store.writer import (
-    ActivationWriter,
-    Aligned,
-    create_activations,
-    default_chunk_rows,
-    open_writer,
-)
+from dbksvd_dask.store.writer import ActivationWriter, create_activations, open_writer
 
 __all__ = [
     "ActivationWriter",

@@ -12,6 +12,7 @@ import errno
 import itertools
 import json
 import os
+import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ def fsync_path(path: PathLike) -> None:
 
 
 @contextlib.contextmanager
-def staged(target: PathLike, folder: PathLike | None = None) -> Iterator[Path]:
+def staged(target: PathLike, folder: PathLike | None = None, *, durable: bool = True) -> Iterator[Path]:
     """Yield a scratch path that becomes the local file `target` when the block ends well.
 
     Parameters
@@ -46,21 +47,24 @@ def staged(target: PathLike, folder: PathLike | None = None) -> Iterator[Path]:
         The file to publish.
     folder : path, optional
         Where the scratch file lies, on the same filesystem; default: beside the target.
+    durable : bool
+        Force it to the disk first, so that not even a power failure leaves an empty file of that name.
     """
     final = Path(target)
     home = final.parent if folder is None else Path(folder)
     scratch = home / f"{final.name}.{os.getpid()}-{next(_COUNTER)}.tmp"
     try:
         yield scratch
-        fsync_path(scratch)
+        if durable:
+            fsync_path(scratch)
         os.replace(scratch, final)
     except BaseException:
         scratch.unlink(missing_ok=True)
         raise
 
 
-def write_bytes(path: PathLike, *pieces: Any, folder: PathLike | None = None) -> None:
-    """Write one file, whole or not at all, and force it to the disk.
+def write_bytes(path: PathLike, *pieces: Any, folder: PathLike | None = None, durable: bool = True) -> None:
+    """Write one file, whole or not at all.
 
     Parameters
     ----------
@@ -70,21 +74,24 @@ def write_bytes(path: PathLike, *pieces: Any, folder: PathLike | None = None) ->
         The content, in order.
     folder : path, optional
         Where the scratch file of a local write lies, on the same filesystem.
+    durable : bool
+        Force it to the disk before it gets its name.
     """
     if remote.is_remote(path):
         fs, inner = remote.filesystem(path)
         fs.pipe_file(inner, b"".join(bytes(p) for p in pieces))  # an object appears whole or not at all
         return
-    with staged(remote.normalise(path), folder) as scratch, open(scratch, "wb", buffering=0) as file:
-        for piece in pieces:
-            view = memoryview(piece).cast("B")
-            while view:  # a raw write may take less than it is given
-                view = view[file.write(view) :]
+    with staged(remote.normalise(path), folder, durable=durable) as scratch:
+        with open(scratch, "wb", buffering=0) as file:
+            for piece in pieces:
+                view = memoryview(piece).cast("B")
+                while view:  # a raw write may take less than it is given
+                    view = view[file.write(view) :]
 
 
-def write_json(path: PathLike, content: Any) -> None:
-    """Write a JSON file, whole or not at all, and force it to the disk."""
-    write_bytes(path, json.dumps(content, indent=1, sort_keys=True).encode())
+def write_json(path: PathLike, content: Any, *, durable: bool = True) -> None:
+    """Write a JSON file, whole or not at all."""
+    write_bytes(path, json.dumps(content, indent=1, sort_keys=True).encode(), durable=durable)
 
 
 def read_json(path: PathLike) -> Any:
@@ -131,6 +138,43 @@ def publish(work: PathLike, target: PathLike, *, overwrite: bool = False) -> Non
     remote.remove(replaced)
 
 
+@contextlib.contextmanager
+def explain_full_disk(work: PathLike) -> Iterator[None]:
+    """Turn a full disk, quota or size limit into an error that says where the work is and how to go on."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise StoreError(
+            f"no space left while writing {work} ({error.strerror}); what is done is kept there: make room and "
+            f"run the same command again, or delete {work}"
+        ) from error
+
+
+def require_space(path: PathLike, needed: int) -> None:
+    """Refuse to begin work that cannot fit on the disk of `path`.
+
+    Parameters
+    ----------
+    path : path
+        Where the work will lie; on a remote nothing is checked.
+    needed : int
+        Bytes still to be written.
+    """
+    if remote.is_remote(path):
+        return
+    folder = Path(path).absolute().parent
+    while not folder.is_dir():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise StoreError(
+            f"{path} needs {needed / 1e9:.2f} GB more and {folder} has {free / 1e9:.2f} GB free; "
+            "make room or choose another place"
+        )
+
+
 def describe_parts(parts: Iterable[int], limit: int = 12) -> str:
     """Write part numbers as ranges, shortened when there are many.
 
@@ -156,11 +200,15 @@ class Ledger:
         Where the markers lie; made when the first one is written.
     prefix : str
         Tells several kinds of parts in one folder apart.
+    durable : bool
+        Force each marker to the disk. A job that does without must check its parts when it goes on after a
+        power failure; a killed process needs neither.
     """
 
-    def __init__(self, folder: PathLike, prefix: str = "part") -> None:
+    def __init__(self, folder: PathLike, prefix: str = "part", *, durable: bool = True) -> None:
         self.folder = remote.normalise(folder)
         self.prefix = prefix
+        self.durable = durable
 
     def _name(self, part: int) -> str:
         return f"{self.prefix}-{part:08d}.json"
@@ -169,7 +217,7 @@ class Ledger:
         """Note that a part is done; `content` is kept with it."""
         if not remote.is_remote(self.folder):
             os.makedirs(self.folder, exist_ok=True)
-        write_json(remote.join(self.folder, self._name(part)), content)
+        write_json(remote.join(self.folder, self._name(part)), content, durable=self.durable)
 
     def parts(self) -> list[int]:
         """Return the numbers of the parts that are done, ascending."""
@@ -182,6 +230,10 @@ class Ledger:
         """Return what was kept with a part."""
         content: dict[str, Any] = read_json(remote.join(self.folder, self._name(part)))
         return content
+
+    def unmark(self, part: int) -> None:
+        """Take the marker of a part back."""
+        remote.remove(remote.join(self.folder, self._name(part)))
 
     def missing(self, n_parts: int) -> list[int]:
         """Return the parts of 0..n_parts-1 that are not done."""

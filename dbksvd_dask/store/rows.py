@@ -286,9 +286,7 @@ def check_format(path: str, attributes: dict[str, Any]) -> None:
     if not isinstance(name, str) or not name.startswith("dbksvd-"):
         return
     if name != ACTIVATIONS_FORMAT:
-        raise StoreError(
-            f"{path} holds {name}, not {ACTIVATIONS_FORMAT}; give the path of an activation store"
-        )
+        raise StoreError(f"{path} holds {name}, not {ACTIVATIONS_FORMAT}; give the path of an activation store")
     version = attributes.get("format_version")
     if version != ACTIVATIONS_VERSION:
         raise StoreError(
@@ -337,9 +335,7 @@ def _describe(path: str, name: str, array: zarr.Array[Any], attributes: dict[str
     return _reader(path, name, array, attributes, BFLOAT16 if bfloat16 else native.name)
 
 
-def _reader(
-    path: str, name: str, array: zarr.Array[Any], attributes: dict[str, Any], dtype: str
-) -> RowReader:
+def _reader(path: str, name: str, array: zarr.Array[Any], attributes: dict[str, Any], dtype: str) -> RowReader:
     unit = array.shards or array.chunks
     pattern, raw = _layout(array)
     return RowReader(
@@ -382,7 +378,7 @@ def _digest(array: zarr.Array[Any], attributes: dict[str, Any]) -> str:
         "dtype": str(array.dtype),
         "chunks": [list(array.chunks), list(array.shards or ())],
         "array": dict(array.attrs),
-        "group": attributes,
+        "content": attributes.get("content_id", attributes),
     }
     return hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
@@ -390,7 +386,7 @@ def _digest(array: zarr.Array[Any], attributes: dict[str, Any]) -> str:
 def fingerprint(path: PathLike, array: str = "activations") -> str:
     """Return a short text that tells this store from others, from its metadata alone.
 
-    It covers shape, dtype, chunk grid and attributes, not the place; stores of this package carry a digest of
-    the checksums of all their chunks among the attributes, so theirs follows the content.
+    It covers shape, dtype and chunk grid, and the attributes; of a store of this package not all attributes but
+    the digest of the checksums of all its chunks, so a copy or a second import of the same data is the same.
     """
     return open_rows(path, array).fingerprint

@@ -1,0 +1,185 @@
+"""What an activation store looks like on disk: its description, its arrays, its first attributes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+from zarr.codecs import BloscCodec, ZstdCodec
+
+from dbksvd_dask.errors import InputError, MismatchError
+from dbksvd_dask.store import atomic, remote
+from dbksvd_dask.store.dtypes import BFLOAT16, dtype_name, stored_dtype
+from dbksvd_dask.store.rows import ACTIVATIONS_FORMAT, ACTIVATIONS_VERSION, CHECKSUMS
+
+PARTS = ".parts"
+# DESIGN section 5: chunks of 16-64 MB; 32 MiB is the power of two in the middle
+CHUNK_BYTES = 1 << 25
+
+
+def default_chunk_rows(n_features: int, itemsize: int) -> int:
+    """Return the rows of one chunk: the power of two nearest below 32 MiB, so 16 to 32 MiB per chunk.
+
+    >>> default_chunk_rows(768, 2)
+    16384
+    """
+    rows = max(1, CHUNK_BYTES // (n_features * itemsize))
+    return 1 << (rows.bit_length() - 1)
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """What an aligned array holds for each sample.
+
+    Attributes
+    ----------
+    dtype : str
+        Its NumPy dtype, fixed-size numbers or booleans.
+    shape : tuple of int
+        Shape of the entry of one sample; () for one number.
+    attributes : dict
+        Kept with the array, such as the names of labels.
+    """
+
+    dtype: str
+    shape: tuple[int, ...] = ()
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, value: Aligned | npt.DTypeLike) -> Aligned:
+        """Accept a plain dtype for one number per sample."""
+        spec = value if isinstance(value, Aligned) else cls(np.dtype(value).str)
+        dtype = np.dtype(spec.dtype).newbyteorder("=")
+        if dtype.kind not in "biuf":
+            raise InputError(f"an aligned array of dtype {dtype} cannot be stored; use numbers or booleans")
+        return cls(dtype.name, tuple(int(n) for n in spec.shape), dict(spec.attributes))
+
+
+@dataclass(frozen=True)
+class StorePlan:
+    """What a store will hold; written first, so that a later run can tell whether it is the same."""
+
+    n_samples: int | None
+    n_features: int
+    dtype: str
+    chunk_rows: int
+    compressor: str | None
+    attributes: dict[str, Any]
+    aligned: dict[str, Aligned]
+    job: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the description as plain JSON values."""
+        described = {**self.__dict__, "aligned": {n: dict(a.__dict__) for n, a in self.aligned.items()}}
+        out: dict[str, Any] = json.loads(json.dumps(described))
+        return out
+
+    @classmethod
+    def from_json(cls, described: dict[str, Any]) -> StorePlan:
+        """Read a description back."""
+        aligned = {
+            n: Aligned(a["dtype"], tuple(a["shape"]), a["attributes"]) for n, a in described["aligned"].items()
+        }
+        return cls(**{**described, "aligned": aligned})
+
+
+def make_plan(
+    n_samples: int | None,
+    n_features: int,
+    dtype: npt.DTypeLike | str,
+    chunk_rows: int | None,
+    compressor: str | None,
+    attributes: Mapping[str, Any] | None,
+    aligned: Mapping[str, Aligned | npt.DTypeLike] | None,
+    job: Mapping[str, Any] | None,
+) -> StorePlan:
+    """Check what was asked for and fill in the defaults."""
+    name = dtype_name(dtype)
+    if (n_samples is not None and n_samples < 1) or n_features < 1:
+        raise InputError(f"a store of shape ({n_samples}, {n_features}) has no content; need at least (1, 1)")
+    if compressor not in (None, "zstd", "blosc"):
+        raise InputError(f"compressor={compressor!r} is not known; use None, 'zstd' or 'blosc'")
+    rows = default_chunk_rows(n_features, stored_dtype(name).itemsize) if chunk_rows is None else chunk_rows
+    if rows < 1:
+        raise InputError(f"chunk_rows={rows}; need at least 1")
+    specs = {key: Aligned.of(value) for key, value in (aligned or {}).items()}
+    for key in specs:
+        if key in ("activations", CHECKSUMS) or not key.replace("_", "a").replace("-", "a").isalnum():
+            raise InputError(f"an aligned array cannot be called {key!r}; use letters, digits, - and _")
+    provenance, identity = dict(attributes or {}), dict(job or {})
+    return StorePlan(n_samples, n_features, name, rows, compressor, provenance, specs, identity)
+
+
+def check_same(path: str, before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Refuse to go on with a store that was begun with another description, naming the difference."""
+    different = [key for key in now if before.get(key) != now[key]]
+    if different:
+        key = different[0]
+        raise MismatchError(
+            f"an unfinished store at {atomic.aside(path)} was begun with {key}={before.get(key)!r}, "
+            f"now {key}={now[key]!r}; use the same options to go on, or --force to begin again"
+        )
+
+
+def package_version() -> str:
+    """Return the version of this package."""
+    try:
+        return version("dbksvd-dask")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def create_group(work: str, plan: StorePlan) -> None:
+    """Make the empty group and its arrays."""
+    if not remote.is_remote(work):
+        os.makedirs(os.path.join(work, PARTS))
+    head = {
+        "format": ACTIVATIONS_FORMAT,
+        "format_version": ACTIVATIONS_VERSION,
+        "package_version": package_version(),
+        "complete": False,
+        "provenance": plan.attributes,
+    }
+    group = zarr.create_group(store=remote.zarr_store(work, read_only=False), zarr_format=3, attributes=head)
+    rows = {"dtype": BFLOAT16} if plan.dtype == BFLOAT16 else {}
+    _create_array(group, plan, "activations", stored_dtype(plan.dtype), (plan.n_features,), ("feature",), rows)
+    for name, spec in plan.aligned.items():
+        dims = tuple(f"{name}_{axis}" for axis in range(len(spec.shape)))
+        _create_array(group, plan, name, np.dtype(spec.dtype), spec.shape, dims, spec.attributes)
+
+
+def _create_array(
+    group: zarr.Group,
+    plan: StorePlan,
+    name: str,
+    dtype: np.dtype[Any],
+    tail: tuple[int, ...],
+    dims: tuple[str, ...],
+    attributes: dict[str, Any],
+) -> None:
+    codecs: dict[str | None, Any] = {
+        None: None,
+        "zstd": ZstdCodec(level=1),
+        "blosc": BloscCodec(cname="lz4", shuffle="shuffle", typesize=dtype.itemsize),
+    }
+    group.create_array(
+        name,
+        shape=(plan.n_samples or 0, *tail),
+        chunks=(plan.chunk_rows, *tail),
+        dtype=dtype,
+        compressors=codecs[plan.compressor],
+        filters=None,
+        fill_value=0,
+        dimension_names=("sample", *dims),
+        attributes=attributes,
+        # one flat folder per array: a chunk is one file, not a folder with a file
+        chunk_key_encoding={"name": "default", "separator": "."},
+        config={"write_empty_chunks": True, "order": "C"},
+    )
