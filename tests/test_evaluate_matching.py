@@ -102,9 +102,7 @@ def test_support_scores_equal_dense_and_sklearn(rows):
     s = gt.support_scores(merge_moments(parts))
     X, X_true = naive.dense_codes(*codes, 12), naive.dense_codes(*true_codes, 7)
     expected = naive.support_scores(X, X_true, best)
-    np.testing.assert_allclose(
-        np.stack([s.precision_per_atom, s.recall_per_atom, s.f1_per_atom], 1), expected
-    )
+    np.testing.assert_allclose(np.stack([s.precision_per_atom, s.recall_per_atom, s.f1_per_atom], 1), expected)
     assert (s.precision, s.recall, s.f1) == pytest.approx(tuple(expected.mean(0)))
     sk = precision_recall_fscore_support(X_true[:, best] != 0, X != 0, average="macro", zero_division=0)
     assert (s.precision, s.recall, s.f1) == pytest.approx(sk[:3])

@@ -1,1 +1,14 @@
-"""Measurements of a dictionary and its codes: arrays in, numbers out."""
+"""Measurements of a dictionary and its codes: arrays in, numbers out.
+
+Every measurement of samples takes blocks of rows, in any number, and merges partial sums in their order.
+
+| module | measures |
+|---|---|
+| `reconstruction` | relative error, variance explained, FVU, cosine similarity, shrinkage |
+| `codes` | L0, L1, density, dead and over-dense atoms, sign balance |
+| `coherence` | coherence per atom, mutual coherence, Welch bound, near-duplicates, nearest atoms |
+| `top_samples` | the strongest samples of each atom |
+| `matching`, `ground_truth`, `stability` | one dictionary against another, a truth, other runs |
+| `probing` | how well a few atoms tell classes apart |
+| `autointerp` | words for atoms, and a score for the words |
+"""

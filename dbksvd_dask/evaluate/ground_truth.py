@@ -103,9 +103,7 @@ class SupportScores:
     n_samples: int
 
 
-def recovery(
-    D: ArrayLike, D_true: ArrayLike, *, threshold: float = RECOVERED, absolute: bool = True
-) -> Recovery:
+def recovery(D: ArrayLike, D_true: ArrayLike, *, threshold: float = RECOVERED, absolute: bool = True) -> Recovery:
     """Compare a learned dictionary with the true one.
 
     Parameters

@@ -94,9 +94,7 @@ def match_atoms(
     if exact:
         rows, columns = _assign(small, large, absolute)
     else:
-        rows, columns = _assign_candidates(
-            small, large, absolute, min(n_candidates, small.shape[0]), dense_limit
-        )
+        rows, columns = _assign_candidates(small, large, absolute, min(n_candidates, small.shape[0]), dense_limit)
     similarity = np.einsum("ij,ij->i", small[rows], large[columns], dtype=np.float64)
     weight = np.abs(similarity) if absolute else similarity
     best = best_match(small, large, absolute=absolute).similarity.astype(np.float64)
@@ -171,9 +169,7 @@ def _candidate_graph(small: NDArray[Any], large: NDArray[Any], absolute: bool, n
             columns = strongest_columns(np.maximum(weight, 0), n)
             values = np.take_along_axis(weight, columns, axis=1)
             index = np.broadcast_to(np.arange(rows.start, rows.stop)[:, None], columns.shape)
-            edges[transposed, rows.start] = (
-                (columns, index, values) if transposed else (index, columns, values)
-            )
+            edges[transposed, rows.start] = (columns, index, values) if transposed else (index, columns, values)
     rows_, columns_, values_ = (np.concatenate([e[i].ravel() for e in edges.values()]) for i in range(3))
     _, unique = np.unique(rows_ * large.shape[0] + columns_, return_index=True)
     keep = unique[values_[unique] > 0]
