@@ -1,0 +1,353 @@
+"""Writing a codes store: unit by unit, in any order, by any number of threads, processes and machines.
+
+A unit is a run of whole chunks, fixed by the activation store alone. Its chunks are written first, then its
+sums, its marker last; each file is there whole or not at all, so a unit can be written twice without harm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import zlib
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+
+from dbksvd_dask.errors import JobError, MismatchError, StoreError
+from dbksvd_dask.metrics import merge_moments
+from dbksvd_dask.store import atomic, remote
+from dbksvd_dask.store.code_sums import CodeSums
+from dbksvd_dask.store.codes import CODES_FORMAT, CODES_VERSION, STATISTIC_DIMS, STATISTICS
+from dbksvd_dask.store.layout import PARTS, package_version
+from dbksvd_dask.store.rows import CHECKSUMS
+
+ARRAYS = ("atom", "coefficient")
+# A code chunk of fewer rows than this costs more in files than in bytes; a task of more rows gives an hour's
+# work to the machine that is killed.
+MIN_CHUNK_ROWS = 4096
+MAX_CHUNK_ROWS = 1 << 17
+# Sums are kept per unit until the job ends. Eight chunks share one file of them when there are chunks enough:
+# at 16,384 rows, 4096 atoms and k=32 that is 2 MB of sums beside 33 MB of codes.
+MAX_UNIT_CHUNKS = 8
+UNITS_WANTED = 64
+
+
+def code_chunk_rows(store_chunk_rows: int) -> int:
+    """Rows of a code chunk: those of an activation chunk, or of several small ones, or an even part of a huge one.
+
+    >>> code_chunk_rows(16384), code_chunk_rows(1000), code_chunk_rows(1 << 20), code_chunk_rows(150_001)
+    (16384, 5000, 131072, 150001)
+    """
+    if store_chunk_rows < MIN_CHUNK_ROWS:
+        return -(-MIN_CHUNK_ROWS // store_chunk_rows) * store_chunk_rows
+    pieces = -(-store_chunk_rows // MAX_CHUNK_ROWS)
+    return store_chunk_rows // pieces if store_chunk_rows % pieces == 0 else store_chunk_rows
+
+
+def unit_chunks(n_chunks: int) -> int:
+    """Chunks of one unit; a function of the store alone, so that sums merge in the same order for everybody.
+
+    >>> unit_chunks(20), unit_chunks(300), unit_chunks(100_000)
+    (1, 4, 8)
+    """
+    return max(1, min(MAX_UNIT_CHUNKS, n_chunks // UNITS_WANTED))
+
+
+@dataclass(frozen=True)
+class CodesPlan:
+    """What a codes store will hold, written first.
+
+    Attributes
+    ----------
+    params : how samples become codes: k, encoder, nonneg, refit, min_coefficient, rtol
+    dictionary, store : fingerprints
+    about : where both lay and what is known of them; not compared between runs
+    """
+
+    n_samples: int
+    n_features: int
+    n_atoms: int
+    chunk_rows: int
+    n_top: int
+    coefficient_dtype: str
+    params: dict[str, Any]
+    dictionary: str
+    store: str
+    about: dict[str, Any]
+
+    @property
+    def k(self) -> int:
+        """Slots of a sample."""
+        return int(self.params["k"])
+
+    @property
+    def n_chunks(self) -> int:
+        """Chunks along the samples."""
+        return -(-self.n_samples // self.chunk_rows)
+
+    @property
+    def unit_rows(self) -> int:
+        """Rows of a unit; the last may have fewer."""
+        return unit_chunks(self.n_chunks) * self.chunk_rows
+
+    @property
+    def n_units(self) -> int:
+        """Units along the samples."""
+        return -(-self.n_samples // self.unit_rows)
+
+    def unit_bounds(self, unit: int) -> tuple[int, int]:
+        """First row of a unit and the row after its last."""
+        return unit * self.unit_rows, min((unit + 1) * self.unit_rows, self.n_samples)
+
+    def part_units(self, part: int, n_parts: int) -> range:
+        """Units of part `part` of 1..n_parts: neighbours, as even as can be."""
+        return range((part - 1) * self.n_units // n_parts, part * self.n_units // n_parts)
+
+    def nbytes(self, n_samples: int) -> int:
+        """Bytes of the codes of some samples."""
+        return n_samples * self.k * (4 + np.dtype(self.coefficient_dtype).itemsize)
+
+    def identity(self) -> dict[str, Any]:
+        """What must be the same for two runs to write one store, under the names users know."""
+        out = asdict(self)
+        del out["about"]
+        return {**out.pop("params"), **out}
+
+    def require_same(self, other: CodesPlan, where: str) -> None:
+        """Refuse a plan that would give other codes, naming the first difference and both values."""
+        mine, theirs = self.identity(), other.identity()
+        for name in mine:
+            if mine[name] != theirs.get(name):
+                raise MismatchError(
+                    f"{where} was begun with {name}={theirs.get(name)!r}, this run has {name}={mine[name]!r}; use "
+                    "the same to go on, another output, or --force to begin again"
+                )
+
+
+class UnitWritten(NamedTuple):
+    """What a task reports of a unit it has written."""
+
+    unit: int
+    n_samples: int
+
+
+class CodesWriter:
+    """Writes a codes store; small and picklable, so that it travels to whichever worker encodes a unit."""
+
+    def __init__(self, path: str, plan: CodesPlan) -> None:
+        self.path = remote.normalise(path)
+        self.plan = plan
+        self.work = atomic.aside(self.path)
+        self._parts = remote.join(self.work, PARTS)
+
+    @property
+    def _ledger(self) -> atomic.Ledger:
+        return atomic.Ledger(self._parts, "unit")
+
+    # -- begin ----------------------------------------
+
+    @classmethod
+    def begun(cls, path: str) -> CodesWriter | None:
+        """Open the unfinished store of that name, if there is one."""
+        described = remote.join(atomic.aside(path), PARTS, "plan.json")
+        if not remote.exists(described):
+            return None
+        return cls(path, CodesPlan(**atomic.read_json(described)))
+
+    def begin(self) -> None:
+        """Make the empty store aside, once, however many processes begin at the same time."""
+        if remote.is_remote(self.work):
+            self._create(self.work)
+            return
+        os.makedirs(os.path.dirname(os.path.abspath(self.work)), exist_ok=True)
+        scratch = f"{self.work}.{os.uname().nodename}-{os.getpid()}.tmp"
+        remote.remove(scratch)
+        try:
+            self._create(scratch)
+            # a folder that is not empty cannot be replaced: the first one in stays
+            with contextlib.suppress(OSError):
+                os.rename(scratch, self.work)
+        finally:
+            remote.remove(scratch)
+        if not remote.exists(remote.join(self._parts, "plan.json")):
+            raise StoreError(f"{self.work} is in the way and is no unfinished encode; remove it")
+
+    def _create(self, folder: str) -> None:
+        plan = self.plan
+        head = {
+            "format": CODES_FORMAT,
+            "format_version": CODES_VERSION,
+            "package_version": package_version(),
+            "complete": False,
+            "n_samples": plan.n_samples,
+            "n_features": plan.n_features,
+            "n_atoms": plan.n_atoms,
+            "k": plan.k,
+            "params": plan.params,
+            "dictionary": {"fingerprint": plan.dictionary, **plan.about.get("dictionary", {})},
+            "store": {"fingerprint": plan.store, **plan.about.get("store", {})},
+        }
+        group = zarr.create_group(store=remote.zarr_store(folder, read_only=False), zarr_format=3, attributes=head)
+        for name, dtype in zip(ARRAYS, ("int32", plan.coefficient_dtype), strict=True):
+            group.create_array(
+                name,
+                shape=(plan.n_samples, plan.k),
+                chunks=(plan.chunk_rows, plan.k),
+                dtype=dtype,
+                compressors=None,
+                filters=None,
+                fill_value=0,
+                dimension_names=("sample", "slot"),
+                chunk_key_encoding={"name": "default", "separator": "."},
+                config={"write_empty_chunks": True, "order": "C"},
+            )
+        if not remote.is_remote(folder):
+            os.makedirs(remote.join(folder, PARTS), exist_ok=True)
+        atomic.write_json(remote.join(folder, PARTS, "plan.json"), asdict(plan))
+
+    # -- units ----------------------------------------
+
+    @property
+    def complete(self) -> bool:
+        """Tell whether everything is written and only the publishing is left."""
+        return bool(remote.open_zarr(self.work).attrs.get("complete"))
+
+    def done(self) -> list[int]:
+        """Return the units that are written."""
+        return self._ledger.parts()
+
+    def missing(self) -> list[int]:
+        """Return the units that are still to be written."""
+        return [] if self.complete else self._ledger.missing(self.plan.n_units)
+
+    def write_unit(
+        self, unit: int, atom: npt.NDArray[np.int32], coefficient: npt.NDArray[Any], sums: CodeSums
+    ) -> UnitWritten:
+        """Write the chunks of a unit, then its sums, then its marker.
+
+        Parameters
+        ----------
+        unit : int
+        atom, coefficient : ndarray of shape (rows of the unit, k), of the dtypes of the store
+        sums : over the same rows
+        """
+        rows, checksums = self.plan.chunk_rows, []
+        first = unit * (self.plan.unit_rows // rows)
+        for i, a in enumerate(range(0, len(atom), rows)):
+            blocks = (np.ascontiguousarray(array[a : a + rows]) for array in (atom, coefficient))
+            checksums.append([self._write_block(n, first + i, b) for n, b in zip(ARRAYS, blocks, strict=True)])
+        atomic.write_bytes(self._sums_path(unit), sums.to_bytes())
+        self._ledger.mark(unit, {"rows": len(atom), "crc32": checksums})
+        return UnitWritten(unit, len(atom))
+
+    def _write_block(self, name: str, chunk: int, block: npt.NDArray[Any]) -> int:
+        pad = bytes((self.plan.chunk_rows - len(block)) * block[0].nbytes)
+        # scratch files of a killed run stay in the folder that goes when the store is published
+        atomic.write_bytes(remote.join(self.work, name, f"c.{chunk}.0"), block, pad, folder=self._parts)
+        return zlib.crc32(block.reshape(-1).view(np.uint8).data)
+
+    def _sums_path(self, unit: int) -> str:
+        return remote.join(self._parts, f"sums-{unit:08d}.npz")
+
+    # -- which parts were asked for ----------------------------------------
+
+    def note_parts(self, n_parts: int) -> None:
+        """Remember in how many parts the job is done, for what `finish` says is missing."""
+        atomic.write_json(remote.join(self._parts, "split.json"), {"n_parts": n_parts})
+
+    def describe_missing(self) -> str:
+        """Name what is not encoded, in parts if the job was split, and in samples."""
+        missing = set(self.missing())
+        spans = [self.plan.unit_bounds(unit) for unit in sorted(missing)]
+        rows = f"{sum(b - a for a, b in spans)} of {self.plan.n_samples} samples"
+        noted = remote.join(self._parts, "split.json")
+        if not remote.exists(noted):
+            return f"Chunks not encoded: {atomic.describe_parts(missing)} ({rows})"
+        n = atomic.read_json(noted)["n_parts"]
+        parts = [i for i in range(1, n + 1) if missing & set(self.plan.part_units(i, n))]
+        return f"Parts not encoded: {atomic.describe_parts(parts)} of {n} ({rows})"
+
+    # -- finish ----------------------------------------
+
+    def finish(self, *, overwrite: bool = False) -> None:
+        """Merge the sums in the order of the samples, mark the store complete and publish it.
+
+        Raises
+        ------
+        JobError
+            When units are missing; it lists them.
+        """
+        if not self.complete:
+            if self.missing():
+                raise JobError(f"{self.path} cannot be finished. {self.describe_missing()}; encode them first")
+            self._complete()
+        self._sweep()
+        if self.work != self.path:
+            atomic.publish(self.work, self.path, overwrite=overwrite)
+        remote.remove(remote.join(self.path, PARTS))
+
+    def _complete(self) -> None:
+        units = range(self.plan.n_units)
+        table = np.array([row for unit in units for row in self._ledger.read(unit)["crc32"]], np.uint32)
+        sums = merge_moments(CodeSums.from_bytes(remote.read_bytes(self._sums_path(unit))) for unit in units)
+        group = zarr.open_group(store=remote.zarr_store(self.work, read_only=False), mode="r+")
+        _put(group, CHECKSUMS, table, ("chunk", "array"), {"arrays": list(ARRAYS)})
+        below = group.require_group(STATISTICS)
+        below.attrs.update({"l1_sum": sums.codes.l1_sum})
+        for name, values in statistics(sums).items():
+            _put(below, name, values, STATISTIC_DIMS[name], {})
+        head = json.dumps(self.plan.identity(), sort_keys=True).encode()
+        content_id = hashlib.sha256(head + table.astype("<u4").tobytes()).hexdigest()[:32]
+        group.attrs.update({"metrics": sums.metrics(), "content_id": content_id})
+        if not remote.is_remote(self.work):
+            _sync(self.work)
+        group.attrs.update({"complete": True})
+
+    def _sweep(self) -> None:
+        """Remove markers and sums; the plan stays until the store is published, to tell what it is."""
+        for name in remote.list_names(self._parts):
+            if name != "plan.json":
+                remote.remove(remote.join(self._parts, name))
+
+
+def statistics(sums: CodeSums) -> dict[str, npt.NDArray[Any]]:
+    """Give the sums over all samples as the arrays of the group `statistics`."""
+    return {
+        "count": sums.codes.n_active,
+        "positive_count": sums.codes.n_positive,
+        "coefficient_sum": sums.codes.total,
+        "coefficient_square_sum": sums.codes.square,
+        "abs_max": sums.codes.largest,
+        "top_sample": sums.largest.sample,
+        "top_coefficient": sums.largest.coefficient,
+        "l0_histogram": sums.codes.l0_histogram,
+        "error_histogram": sums.reconstruction.error_histogram,
+    }
+
+
+def _put(
+    group: zarr.Group, name: str, values: npt.NDArray[Any], dims: tuple[str, ...], attributes: dict[str, Any]
+) -> None:
+    group.create_array(
+        name,
+        data=values,
+        chunks=values.shape,
+        compressors=None,
+        overwrite=True,
+        dimension_names=dims,
+        attributes=attributes,
+        config={"write_empty_chunks": True, "order": "C"},
+    )
+
+
+def _sync(folder: str) -> None:
+    """Force what Zarr wrote to the disk before the store calls itself complete."""
+    for name in ("", CHECKSUMS, STATISTICS, *(f"{STATISTICS}/{n}" for n in STATISTIC_DIMS)):
+        atomic.fsync_path(os.path.join(folder, name))
+        with contextlib.suppress(FileNotFoundError):
+            atomic.fsync_path(os.path.join(folder, name, "zarr.json"))
