@@ -112,7 +112,7 @@ class Region:
         else:
             target = out
         if self._file is None:
-            self._file = open(self.path, "rb", buffering=0)  # noqa: SIM115 - closed by close()
+            self._file = open(self.path, "rb", buffering=0)
         offset = self.offset + start * math.prod(row_shape) * self.dtype.itemsize
         fill_from(self._file.fileno(), offset, target, self.path)
         if not self.dtype.isnative:

@@ -11,7 +11,16 @@ from typing import IO, Any
 import numpy as np
 
 from dbksvd_dask.errors import InputError, StoreError
-from dbksvd_dask.importers.base import Array, ArrayInfo, Cursor, Hints, Region, RegionFile, SourceFile, numeric_name
+from dbksvd_dask.importers.base import (
+    Array,
+    ArrayInfo,
+    Cursor,
+    Hints,
+    Region,
+    RegionFile,
+    SourceFile,
+    numeric_name,
+)
 
 # one read of a compressed member; large enough to be quick, small against a chunk
 BLOCK_BYTES = 1 << 22

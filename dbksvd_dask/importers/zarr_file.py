@@ -10,6 +10,7 @@ import zarr
 from dbksvd_dask.errors import StoreError
 from dbksvd_dask.importers.base import Array, ArrayInfo, Hints, SourceFile, numeric_name
 from dbksvd_dask.store import remote
+from dbksvd_dask.store.rows import ACTIVATIONS_FORMAT, CHECKSUMS, check_format, open_aligned, open_rows
 
 
 class ZarrFile(SourceFile):
@@ -18,8 +19,10 @@ class ZarrFile(SourceFile):
     def __init__(self, path: str, hints: Hints) -> None:
         self.path = path
         node = remote.open_zarr(path)
-        found: dict[str, zarr.Array[Any]] = dict(node.arrays()) if isinstance(node, zarr.Group) else {"": node}
-        self._arrays = {name: array for name, array in found.items() if array.ndim}
+        found: dict[str, zarr.Array[Any]] = {"": node} if isinstance(node, zarr.Array) else dict(node.arrays())
+        self._own = isinstance(node, zarr.Group) and node.attrs.get("format") == ACTIVATIONS_FORMAT
+        check_format(path, dict(node.attrs))
+        self._arrays = {name: array for name, array in found.items() if array.ndim and name != CHECKSUMS}
         self.arrays = {}
         for name, array in self._arrays.items():
             dtype = np.dtype(array.dtype)
@@ -30,6 +33,9 @@ class ZarrFile(SourceFile):
 
     def read_items(self, name: str, start: int, stop: int) -> Array:
         """Read entries [start, stop) along the first axis."""
+        if self._own:  # through the reader, which notices a chunk that is missing
+            reader = open_rows(self.path) if name == "activations" else open_aligned(self.path, name)
+            return reader.read_stored(start, stop).reshape(-1, *reader.row_shape)
         try:
             block = np.asarray(self._arrays[name][start:stop])
         except Exception as error:  # a codec may fail with anything

@@ -105,13 +105,15 @@ class ActivationWriter:
             self._ledger.unmark(i)
         return bad
 
-    def finish(self, *, verify: bool = True) -> None:
+    def finish(self, *, verify: bool = True, attributes: Mapping[str, Any] | None = None) -> None:
         """Mark the store complete and publish it under its name.
 
         Parameters
         ----------
         verify : bool
             Read every chunk back and compare its checksum first.
+        attributes : dict, optional
+            Further attributes of the store, known only now.
 
         Raises
         ------
@@ -119,12 +121,12 @@ class ActivationWriter:
             When chunks are missing or do not read back as written; it lists them.
         """
         if not self.complete:
-            self._complete(verify)
+            self._complete(verify, dict(attributes or {}))
         if self.work != self.path:
             atomic.publish(self.work, self.path, overwrite=self._overwrite)
         remote.remove(remote.join(self.path, PARTS))
 
-    def _complete(self, verify: bool) -> None:
+    def _complete(self, verify: bool, attributes: dict[str, Any]) -> None:
         missing, done = self.missing(), self.done()
         if missing or not done:
             total = self.n_chunks if self.n_chunks is not None else len(missing) + len(done)
@@ -141,7 +143,7 @@ class ActivationWriter:
         table = np.array([mark["crc32"] for mark in marks], np.uint32)
         self._write_checksums(table)
         self._sweep()
-        self._group.attrs.update({"complete": True, "content_id": self._content_id(table)})
+        self._group.attrs.update({**attributes, "complete": True, "content_id": self._content_id(table)})
         if not remote.is_remote(self.work):
             atomic.fsync_path(os.path.join(self.work, "zarr.json"))
 
@@ -321,8 +323,7 @@ def create_activations(
     plan = make_plan(n_samples, n_features, dtype, chunk_rows, compressor, attributes, aligned, job)
     work = atomic.aside(text)
     begun = remote.join(work, PARTS, "plan.json")
-    if remote.exists(text) and not overwrite and not (work == text and remote.exists(begun)):
-        raise StoreError(f"{text} exists already; choose another name or allow overwriting with --force")
+    require_free(text, overwrite)
     if resume and remote.exists(begun):
         check_same(text, atomic.read_json(begun), plan.to_json())
         writer = ActivationWriter(text, plan, overwrite)
@@ -332,6 +333,14 @@ def create_activations(
     create_group(work, plan)
     atomic.write_json(begun, plan.to_json())
     return ActivationWriter(text, plan, overwrite)
+
+
+def require_free(path: PathLike, overwrite: bool = False) -> None:
+    """Refuse a name that is taken, unless overwriting is allowed or it is the unfinished store on a remote."""
+    text = remote.normalise(path)
+    begun = atomic.aside(text) == text and remote.exists(remote.join(text, PARTS, "plan.json"))
+    if remote.exists(text) and not overwrite and not begun:
+        raise StoreError(f"{text} exists already; choose another name or allow overwriting with --force")
 
 
 def open_writer(path: PathLike, *, overwrite: bool = False) -> ActivationWriter:

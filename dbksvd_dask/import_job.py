@@ -1,0 +1,373 @@
+"""Import: files of many layouts to one activation store, restartable, with bounded memory."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dbksvd_dask.errors import InputError, MismatchError
+from dbksvd_dask.events import Callback, JobProgress, emit
+from dbksvd_dask.importers import Collection, Hints
+from dbksvd_dask.importers.selection import Rules, Selection
+from dbksvd_dask.importers.values import nonfinite_rows
+from dbksvd_dask.job_tools import N_THREADS, Buffers, run_bounded
+from dbksvd_dask.store import atomic, remote
+from dbksvd_dask.store.activations import ActivationWriter, Aligned, create_activations, default_chunk_rows
+from dbksvd_dask.store.dtypes import stored_dtype
+from dbksvd_dask.store.remote import PathLike
+from dbksvd_dask.store.writer import require_free
+
+SOURCE_ROW = "source_row"
+# names of files kept in the attributes; all of them are in the unfinished job
+LISTED_FILES = 100
+
+Loaded = tuple[npt.NDArray[Any], dict[str, npt.NDArray[Any]]]
+
+
+@dataclass(frozen=True)
+class ImportResult:
+    """What an import did.
+
+    Attributes
+    ----------
+    path : str
+        The store.
+    n_samples, n_features, dtype
+        What it holds.
+    n_files : int
+        Files that were read.
+    dropped : dict
+        Rows left out, by reason.
+    chunks_written, chunks_kept : int
+        Chunks written by this run, and by an interrupted one before it.
+    nbytes : int
+        Bytes of the rows.
+    seconds : float
+        Time this run took.
+    """
+
+    path: str
+    n_samples: int
+    n_features: int
+    dtype: str
+    n_files: int
+    dropped: dict[str, int] = field(default_factory=dict)
+    chunks_written: int = 0
+    chunks_kept: int = 0
+    nbytes: int = 0
+    seconds: float = 0.0
+
+
+class ImportJob:
+    """An import in steps: `init` looks at the files, `run` writes the chunks that are missing, `finish` publishes.
+
+    Every step can be repeated; see `import_activations` for the parameters.
+    """
+
+    def __init__(
+        self,
+        source: PathLike,
+        path: PathLike,
+        *,
+        array: str | None = None,
+        aligned: Sequence[str] = (),
+        format: str | None = None,
+        dtype: str | None = None,
+        n_features: int | None = None,
+        rules: Rules | None = None,
+        source_row: bool = False,
+        chunk_rows: int | None = None,
+        compressor: str | None = None,
+        force: bool = False,
+        callbacks: Iterable[Callback] = (),
+    ) -> None:
+        self.path = remote.normalise(path)
+        self.rules = rules or Rules()
+        self.source_row = source_row
+        self.compressor = compressor
+        self.force = force
+        self.callbacks = tuple(callbacks)
+        self._kept_arrays = tuple(aligned)
+        beside = dict.fromkeys((*aligned, *((self.rules.mask_array,) if self.rules.mask_array else ())))
+        hints = Hints(dtype, n_features)
+        self.rows = Collection(source, array=array, aligned=tuple(beside), hints=hints, format=format)
+        width, itemsize = self.rows.n_features, stored_dtype(self.rows.dtype).itemsize
+        self.chunk_rows = chunk_rows or default_chunk_rows(width, itemsize)
+        self._scan_folder = atomic.aside(f"{self.path}.scan")
+        self.selection = Selection(self.rows, self.rules, self._scan_folder, self.chunk_rows)
+        self._writer: ActivationWriter | None = None
+        self._scanning = False
+        self._buffers = Buffers()
+
+    # -- init ----------------------------------------
+
+    def init(self) -> ActivationWriter:
+        """Find out which rows are kept and begin the store, or go on with one that was begun."""
+        require_free(self.path, self.force)
+        job = self._identity()
+        self._begin_scan(job)
+        self.selection.scan(lambda done: self._progress("scan", done, self.selection.n_blocks, "blocks"))
+        writer = self._begin_store(job)
+        row_bytes = self.rows.n_features * stored_dtype(self.rows.dtype).itemsize
+        atomic.require_space(writer.work, len(writer.missing()) * self.chunk_rows * row_bytes)
+        self._writer = writer
+        return writer
+
+    def _identity(self) -> dict[str, Any]:
+        """Describe what is imported and how, so that another run can tell whether it is the same."""
+        return {
+            "files": [[m.path, list(m.shape), *m.identity] for m in self.rows.members],
+            "array": self.rows.array,
+            "dtype": self.rows.dtype,
+            "rules": asdict(self.rules),
+            "chunk_rows": self.chunk_rows,
+        }
+
+    def _begin_scan(self, job: dict[str, Any]) -> None:
+        if self.rules.keep_all:
+            return
+        described = remote.join(self._scan_folder, "job.json")
+        if remote.exists(described):
+            if atomic.read_json(described) == job:
+                self._scanning = True
+                return
+            if not self.force:
+                raise MismatchError(
+                    f"an unfinished import to {self.path} was begun with other files or options; use the same to "
+                    "go on, or --force to begin again"
+                )
+        remote.remove(self._scan_folder)
+        if not remote.is_remote(self._scan_folder):
+            os.makedirs(self._scan_folder)
+        atomic.write_json(described, job)
+        self._scanning = True
+
+    def _begin_store(self, job: dict[str, Any]) -> ActivationWriter:
+        def begin(resume: bool) -> ActivationWriter:
+            return create_activations(
+                self.path,
+                self.selection.n_kept,
+                self.rows.n_features,
+                self.rows.dtype,
+                chunk_rows=self.chunk_rows,
+                compressor=self.compressor,
+                attributes=self._provenance(),
+                aligned=self._aligned(),
+                overwrite=self.force,
+                resume=resume,
+                job=job,
+            )
+
+        try:
+            return begin(resume=True)
+        except MismatchError:
+            if not self.force:
+                raise
+            return begin(resume=False)
+
+    def _aligned(self) -> dict[str, Aligned]:
+        aligned = {}
+        for name in self._kept_arrays:
+            info = self.rows.aligned[name]
+            aligned[name.replace(".", "_")] = Aligned(info.dtype, info.shape[1:])
+        if self.source_row:
+            aligned[SOURCE_ROW] = Aligned("int64")
+        return aligned
+
+    def _provenance(self) -> dict[str, Any]:
+        names = [os.path.basename(m.path) for m in self.rows.members]
+        return {
+            "command": "import",
+            "source": self.rows.source,
+            "files": names[:LISTED_FILES],
+            "n_files": len(names),
+            "array": self.rows.array,
+            "source_rows": self.rows.n_rows,
+            **self.selection.describe(),
+        }
+
+    # -- parts ----------------------------------------
+
+    def run(self, parts: Sequence[int] | None = None, n_threads: int = N_THREADS) -> int:
+        """Write chunks, by default all that are missing; return how many."""
+        writer = self._writer or self.init()
+        missing = writer.missing() if parts is None else list(parts)
+        total, before = self.selection.n_kept, len(writer.done())
+
+        def on_done(_: int) -> None:
+            nonlocal before
+            before += 1
+            self._progress("import", min(before * self.chunk_rows, total), total, "rows")
+
+        self._progress("import", min(before * self.chunk_rows, total), total, "rows")
+        with atomic.explain_full_disk(writer.work):
+            return run_bounded(missing, self._load, self._store, on_done, n_threads)
+
+    def _load(self, i: int) -> Loaded:
+        start = i * self.chunk_rows
+        stop = min(start + self.chunk_rows, self.selection.n_kept)
+        rows = self._buffers.take((stop - start, self.rows.n_features), stored_dtype(self.rows.dtype))
+        beside: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in self._aligned()}
+        done = 0
+        for low, high, keep in self.selection.source_ranges(start, stop):
+            n = high - low if keep is None else int(keep.sum())
+            if keep is None:
+                self.rows.read(low, high, rows[done : done + n])
+            else:
+                np.compress(keep, self.rows.read(low, high), axis=0, out=rows[done : done + n])
+            for name, part in self._load_aligned(low, high).items():
+                beside[name].append(part if keep is None else part[keep])
+            done += n
+        return rows, {name: np.concatenate(parts) for name, parts in beside.items()}
+
+    def _load_aligned(self, low: int, high: int) -> dict[str, npt.NDArray[Any]]:
+        found = {name.replace(".", "_"): self.rows.read_aligned(name, low, high) for name in self._kept_arrays}
+        if self.source_row:
+            found[SOURCE_ROW] = np.arange(low, high, dtype=np.int64)
+        return found
+
+    def _store(self, i: int, loaded: Loaded) -> None:
+        assert self._writer is not None
+        rows, aligned = loaded
+        if self.rules.nonfinite == "error":
+            bad = nonfinite_rows(rows, self.rows.dtype)
+            if len(bad):
+                raise InputError(
+                    f"{self._locate(i * self.chunk_rows + int(bad[0]))} holds a value that is NaN or infinite; "
+                    "leave such rows out with --nonfinite drop, or import them with --nonfinite keep"
+                )
+        self._writer.write_chunk(i, rows, aligned)
+        self._buffers.give(rows)
+
+    def _locate(self, kept_row: int) -> str:
+        low, _, keep = self.selection.source_ranges(kept_row, kept_row + 1)[0]
+        return self.rows.locate(low if keep is None else low + int(np.flatnonzero(keep)[0]))
+
+    # -- finish ----------------------------------------
+
+    def finish(self, *, verify: bool = True) -> None:
+        """Compare every chunk with its checksum, mark the store complete and publish it."""
+        writer = self._writer or self.init()
+        with atomic.explain_full_disk(writer.work):
+            writer.finish(verify=verify)
+        remote.remove(self._scan_folder)
+
+    def discard(self) -> None:
+        """Remove the unfinished work of this job, never that of another under the same name."""
+        if self._writer is not None:
+            remote.remove(atomic.aside(self.path))
+        if self._scanning:
+            remote.remove(self._scan_folder)
+
+    def close(self) -> None:
+        """Close the files."""
+        self.rows.close()
+
+    def _progress(self, job: str, done: int, total: int, unit: str) -> None:
+        emit(self.callbacks, JobProgress(job, done, total, unit))
+
+
+def import_activations(
+    source: PathLike,
+    path: PathLike,
+    *,
+    array: str | None = None,
+    aligned: Sequence[str] = (),
+    format: str | None = None,
+    dtype: str | None = None,
+    n_features: int | None = None,
+    mask: str | None = None,
+    mask_array: str | None = None,
+    drop_first_token: bool = False,
+    drop_outliers: float | None = None,
+    nonfinite: str = "error",
+    source_row: bool = False,
+    chunk_rows: int | None = None,
+    compressor: str | None = None,
+    force: bool = False,
+    callbacks: Iterable[Callback] = (),
+) -> ImportResult:
+    """Write the activations of one or many files to an activation store.
+
+    A run that was interrupted is gone on with: call it again with the same arguments.
+
+    Parameters
+    ----------
+    source : path or glob pattern
+        A file, a folder or a pattern; see `dbksvd_dask.importers.find_files`. Arrays (sequence, token, feature)
+        are flattened to rows.
+    path : path or fsspec URL
+        The store to write.
+    array : str, optional
+        Name of the array, dataset, tensor or column that holds the activations.
+    aligned : sequence of str
+        Names of further arrays with one entry per row (or per sequence), kept beside the rows.
+    format : str, optional
+        When the file names do not tell; one of `dbksvd_dask.importers.FORMATS`.
+    dtype, n_features : str, int, optional
+        Of raw files; dtype="bfloat16" also names two-byte numbers saved by NumPy.
+    mask, mask_array, drop_first_token, drop_outliers, nonfinite
+        Rows to leave out; see `dbksvd_dask.importers.selection.Rules`.
+    source_row : bool
+        Keep an aligned array `source_row`: the number of each row in the files before any was left out.
+    chunk_rows, compressor
+        As for `create_activations`.
+    force : bool
+        Replace an existing store, and begin again when an unfinished one does not fit.
+    callbacks : iterable of callable
+        Told of `JobProgress` events.
+
+    Returns
+    -------
+    ImportResult
+    """
+    began = time.perf_counter()
+    rules = Rules(mask, mask_array, drop_first_token, drop_outliers, nonfinite)
+    job = ImportJob(
+        source,
+        path,
+        array=array,
+        aligned=aligned,
+        format=format,
+        dtype=dtype,
+        n_features=n_features,
+        rules=rules,
+        source_row=source_row,
+        chunk_rows=chunk_rows,
+        compressor=compressor,
+        force=force,
+        callbacks=callbacks,
+    )
+    try:
+        writer = job.init()
+        kept = len(writer.done())
+        written = job.run()
+        job.finish()
+    except InputError:
+        job.discard()  # the same call would fail again: nothing to go on with
+        raise
+    finally:
+        job.close()
+    return _result(job, kept, written, time.perf_counter() - began)
+
+
+def _result(job: ImportJob, kept: int, written: int, seconds: float) -> ImportResult:
+    n_samples, width = job.selection.n_kept, job.rows.n_features
+    return ImportResult(
+        path=job.path,
+        n_samples=n_samples,
+        n_features=width,
+        dtype=job.rows.dtype,
+        n_files=len(job.rows.members),
+        dropped=dict(job.selection.dropped),
+        chunks_written=written,
+        chunks_kept=kept,
+        nbytes=n_samples * width * stored_dtype(job.rows.dtype).itemsize,
+        seconds=seconds,
+    )

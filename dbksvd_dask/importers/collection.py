@@ -1,0 +1,278 @@
+"""Many files as one table of rows: the main array, the aligned arrays, and refusal of what does not fit."""
+
+from __future__ import annotations
+
+import bisect
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dbksvd_dask.errors import InputError
+from dbksvd_dask.importers.base import Array, ArrayInfo, Hints, SourceFile
+from dbksvd_dask.importers.registry import find_files, open_file
+from dbksvd_dask.store import remote
+from dbksvd_dask.store.dtypes import stored_dtype
+from dbksvd_dask.store.remote import PathLike
+
+# files kept open; reading goes forward, so more would not help
+OPEN_FILES = 4
+
+
+@dataclass(frozen=True)
+class Member:
+    """One file of a collection: where it is, and the shape of its main array."""
+
+    path: str
+    format: str
+    shape: tuple[int, ...]
+    identity: tuple[int, int]  # size and time of change; a file that changed must not be mixed with its past
+
+    @property
+    def tokens(self) -> int:
+        """Return the rows of one sequence; 1 when rows are not in sequences."""
+        return self.shape[1] if len(self.shape) == 3 else 1
+
+    @property
+    def n_rows(self) -> int:
+        """Return the number of rows after flattening."""
+        return math.prod(self.shape[:-1])
+
+
+class Collection:
+    """The rows of one or many files of the same width and dtype, in order.
+
+    Parameters
+    ----------
+    source : path or glob pattern
+        See `find_files`.
+    array : str, optional
+        Name of the main array in files that hold several; default: the only one that can be meant.
+    aligned : sequence of str
+        Names of arrays of the same files with one entry per row (or per sequence: repeated for its rows).
+    hints : Hints
+        For files that do not describe themselves.
+    format : str, optional
+        When the file names do not tell.
+
+    Attributes
+    ----------
+    n_rows, n_features : int
+        Shape after flattening.
+    dtype : str
+        Of the main array; a NumPy name or "bfloat16".
+    in_sequences : bool
+        Whether the main array is (sequence, token, feature).
+    aligned : dict of str to ArrayInfo
+        Shape (n_rows, ...) and dtype of each aligned array.
+    """
+
+    def __init__(
+        self,
+        source: PathLike,
+        *,
+        array: str | None = None,
+        aligned: Sequence[str] = (),
+        hints: Hints | None = None,
+        format: str | None = None,
+    ) -> None:
+        self.source = remote.normalise(source)
+        self._hints = hints or Hints()
+        self._open: dict[int, SourceFile] = {}
+        self.members: list[Member] = []
+        self.aligned: dict[str, ArrayInfo] = {}
+        self.dtype = ""
+        self.array = array
+        self._wanted = tuple(aligned)
+        for path, kind in find_files(source, format):
+            self._add(path, kind)
+        if self.n_rows == 0:
+            raise InputError(f"{self.source} has no rows")
+        self._starts = [0]
+        for member in self.members:
+            self._starts.append(self._starts[-1] + member.n_rows)
+
+    @property
+    def n_rows(self) -> int:
+        """Return the number of rows of all files."""
+        return sum(member.n_rows for member in self.members)
+
+    @property
+    def n_features(self) -> int:
+        """Return the width of the rows."""
+        return self.members[0].shape[-1]
+
+    @property
+    def in_sequences(self) -> bool:
+        """Tell whether the main array has a token axis."""
+        return len(self.members[0].shape) == 3
+
+    # -- opening ----------------------------------------
+
+    def _add(self, path: str, kind: str) -> None:
+        file = open_file(path, kind, self._hints)
+        try:
+            name = _choose(file, self.array)
+            info = file.arrays[name]
+            if self.members:
+                self._check_fits(path, info)
+            self.array, self.dtype = name, info.dtype
+            member = Member(path, kind, info.shape, _identity(path))
+            for wanted in self._wanted:
+                self._check_aligned(file, wanted, member)
+            self.members.append(member)
+        finally:
+            file.close()
+
+    def _check_fits(self, path: str, info: ArrayInfo) -> None:
+        first = self.members[0]
+        for what, before, now in (
+            ("width", first.shape[-1], info.shape[-1]),
+            ("dtype", self.dtype, info.dtype),
+            ("dimensions", len(first.shape), len(info.shape)),
+        ):
+            if before != now:
+                raise InputError(
+                    f"files of different {what} cannot be mixed: {before} in {first.path}, {now} in {path}"
+                )
+
+    def _check_aligned(self, file: SourceFile, name: str, member: Member) -> None:
+        info = file.arrays.get(name)
+        if info is None:
+            known = ", ".join(sorted(n for n in file.arrays if n != self.array)) or "none"
+            raise InputError(f"{member.path} has no array `{name}` to align; it has: {known}")
+        tail = _aligned_tail(info.shape, member)
+        if tail is None:
+            raise InputError(
+                f"`{name}` of {member.path} has shape {info.shape}; to be aligned with {member.shape} it needs "
+                f"one entry per row ({member.n_rows}) or per sequence ({member.shape[0]})"
+            )
+        found = ArrayInfo((-1, *tail), info.dtype)
+        if self.aligned.setdefault(name, found) != found:
+            before = self.aligned[name]
+            raise InputError(
+                f"`{name}` differs between files: {before.dtype} {before.shape[1:]} in {self.members[0].path}, "
+                f"{found.dtype} {found.shape[1:]} in {member.path}"
+            )
+
+    # -- reading ----------------------------------------
+
+    def pieces(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+        """Split rows [start, stop) into (file, first row in it, row after the last in it)."""
+        pieces = []
+        file = bisect.bisect_right(self._starts, start) - 1
+        while start < stop:
+            end = min(stop, self._starts[file + 1])
+            if end > start:
+                pieces.append((file, start - self._starts[file], end - self._starts[file]))
+            start, file = end, file + 1
+        return pieces
+
+    def locate(self, row: int) -> str:
+        """Say where a row comes from, for an error message."""
+        file, first, _ = self.pieces(row, row + 1)[0]
+        member = self.members[file]
+        token = f" (sequence {first // member.tokens}, token {first % member.tokens})" if self.in_sequences else ""
+        return f"row {first}{token} of {member.path}"
+
+    def read(self, start: int, stop: int, out: Array | None = None) -> Array:
+        """Read rows [start, stop) of the main array, bfloat16 as its bits.
+
+        Returns
+        -------
+        ndarray of shape (stop - start, n_features)
+        """
+        if out is None:
+            out = np.empty((stop - start, self.n_features), stored_dtype(self.dtype))
+        done = 0
+        for file, first, last in self.pieces(start, stop):
+            target = out[done : done + last - first]
+            self._file(file).read_rows(str(self.array), first, last, target)
+            done += last - first
+        return out
+
+    def read_aligned(self, name: str, start: int, stop: int) -> Array:
+        """Read the entries of an aligned array for rows [start, stop)."""
+        parts = [self._read_entries(name, *piece) for piece in self.pieces(start, stop)]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def first_tokens(self, start: int, stop: int) -> npt.NDArray[np.bool_]:
+        """Mark the rows [start, stop) that are the first token of their sequence."""
+        parts = [np.arange(a, b) % self.members[f].tokens == 0 for f, a, b in self.pieces(start, stop)]
+        return np.concatenate(parts)
+
+    def close(self) -> None:
+        """Close every file."""
+        for file in self._open.values():
+            file.close()
+        self._open = {}
+
+    def _read_entries(self, name: str, file: int, first: int, last: int) -> Array:
+        member, source = self.members[file], self._file(file)
+        shape, tail = source.arrays[name].shape, self.aligned[name].shape[1:]
+        if shape[0] == member.n_rows:
+            return source.read_items(name, first, last)
+        low, high = first // member.tokens, -(-last // member.tokens)
+        block = source.read_items(name, low, high)
+        if shape[:2] == member.shape[:2]:
+            block = block.reshape(-1, *tail)
+        else:
+            block = np.repeat(block, member.tokens, axis=0)
+        return block[first - low * member.tokens : last - low * member.tokens]
+
+    def _file(self, index: int) -> SourceFile:
+        if index not in self._open:
+            if len(self._open) >= OPEN_FILES:
+                self._open.pop(next(iter(self._open))).close()
+            member = self.members[index]
+            self._open[index] = open_file(member.path, member.format, self._hints)
+        return self._open[index]
+
+
+def _aligned_tail(shape: tuple[int, ...], member: Member) -> tuple[int, ...] | None:
+    """Return the shape of one entry of an aligned array, or None when it does not fit."""
+    if len(member.shape) == 3 and shape[:2] == member.shape[:2]:
+        return shape[2:]
+    if shape and shape[0] in (member.n_rows, member.shape[0]):
+        return shape[1:]
+    return None
+
+
+def _identity(path: str) -> tuple[int, int]:
+    if remote.is_remote(path) or os.path.isdir(path):
+        return 0, 0
+    status = os.stat(path)
+    return status.st_size, status.st_mtime_ns
+
+
+def _choose(file: SourceFile, wanted: str | None) -> str:
+    """Return the name of the main array of a file."""
+    if wanted is not None and wanted in file.arrays:
+        return _require_rows(file, wanted)
+    candidates = [name for name, info in file.arrays.items() if info.is_rows]
+    listed = ", ".join(f"{n or 'unnamed'} {i.dtype} {i.shape}" for n, i in file.arrays.items()) or "nothing"
+    if wanted is not None:
+        raise InputError(f"{file.path} has no array `{wanted}`; it has: {listed}")
+    if "activations" in candidates:
+        return "activations"
+    if len(candidates) == 1:
+        return candidates[0]
+    if len(file.arrays) == 1:
+        return _require_rows(file, next(iter(file.arrays)))
+    if not candidates:
+        raise InputError(f"{file.path} has no 2-D or 3-D array of floating-point numbers; it has: {listed}")
+    raise InputError(f"{file.path} has several arrays; name one with --array: {listed}")
+
+
+def _require_rows(file: SourceFile, name: str) -> str:
+    info = file.arrays[name]
+    if not info.is_rows:
+        label = f"array `{name}` of {file.path}" if name else file.path
+        raise InputError(
+            f"{label} is {info.dtype} of shape {info.shape}; need float16, float32, float64 or bfloat16 of shape "
+            "(n_samples, n_features) or (sequence, token, feature)"
+        )
+    return name

@@ -1,0 +1,94 @@
+"""Looking at numbers as they are stored: which rows are not finite, how long the rows are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dbksvd_dask.store.dtypes import BFLOAT16, widen_bfloat16
+
+# a block of rows that stays in the cache between the steps
+BLOCK_BYTES = 1 << 18
+
+# the bits of the exponent; a number with all of them set is infinite or not a number
+_EXPONENT = {
+    "float16": np.uint16(0x7C00),
+    BFLOAT16: np.uint16(0x7F80),
+    "float32": np.uint32(0x7F800000),
+    "float64": np.uint64(0x7FF0000000000000),
+}
+
+
+def _blocks(rows: npt.NDArray[Any]) -> range:
+    return range(0, len(rows), max(1, BLOCK_BYTES // max(1, rows.nbytes // max(1, len(rows)))))
+
+
+def nonfinite_rows(rows: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.intp]:
+    """Return the indices of the rows that hold an infinite value or NaN, ascending.
+
+    Parameters
+    ----------
+    rows : ndarray of shape (n, n_features)
+        As stored, bfloat16 as its uint16 bits.
+    dtype : str
+        What the rows are; a NumPy name or "bfloat16".
+    """
+    exponent: Any = _EXPONENT[dtype]
+    bits = rows.view(exponent.dtype)
+    step = _blocks(rows).step
+    found = []
+    for start in _blocks(rows):
+        # np.isfinite is several times slower on float16, and does not know bfloat16
+        block = bits[start : start + step] & exponent
+        if block.max(initial=0) == exponent:
+            found.append(start + np.flatnonzero((block == exponent).any(axis=1)))
+    return np.concatenate(found) if found else np.empty(0, np.intp)
+
+
+def row_norms(rows: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.float32]:
+    """Return the Euclidean norm of each row.
+
+    Parameters
+    ----------
+    rows : ndarray of shape (n, n_features)
+        As stored, bfloat16 as its uint16 bits.
+    dtype : str
+        What the rows are; a NumPy name or "bfloat16".
+
+    Returns
+    -------
+    ndarray of float32, shape (n,)
+    """
+    norms = np.empty(len(rows), np.float32)
+    step = _blocks(rows).step
+    for start in _blocks(rows):
+        block = rows[start : start + step]
+        # float64: the square of a large float32 or bfloat16 overflows float32
+        wide = (widen_bfloat16(block) if dtype == BFLOAT16 else block).astype(np.float64)
+        with np.errstate(over="ignore", invalid="ignore"):
+            norms[start : start + step] = np.sqrt(np.einsum("ij,ij->i", wide, wide))
+    return norms
+
+
+def exact_median(parts: list[npt.NDArray[np.float32]]) -> float:
+    """Return the lower median of non-negative numbers given in parts, without putting them side by side.
+
+    The bits of non-negative floats sort as the numbers do, so two counts of 16 bits each find it.
+
+    >>> exact_median([np.array([5, 1], np.float32), np.array([3], np.float32)])
+    3.0
+    """
+    counts = np.zeros(1 << 16, np.int64)
+    for part in parts:
+        counts += np.bincount(part.view(np.uint32) >> 16, minlength=1 << 16)
+    rank = (int(counts.sum()) - 1) // 2
+    high = int(np.searchsorted(np.cumsum(counts), rank, "right"))
+    rank -= int(counts[:high].sum())
+    low_counts = np.zeros(1 << 16, np.int64)
+    for part in parts:
+        bits = part.view(np.uint32)
+        low_counts += np.bincount(bits[bits >> 16 == high] & 0xFFFF, minlength=1 << 16)
+    low = int(np.searchsorted(np.cumsum(low_counts), rank, "right"))
+    return float(np.array([(high << 16) | low], np.uint32).view(np.float32)[0])

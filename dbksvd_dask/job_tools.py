@@ -1,0 +1,103 @@
+"""Running the parts of a job on a few threads with a bounded number of them in memory."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+T = TypeVar("T")
+
+# reading goes on in the caller, so this many at work and one being filled keep two cores busy
+N_THREADS = 2
+
+
+def run_bounded(
+    parts: Iterable[int],
+    load: Callable[[int], T],
+    store: Callable[[int, T], None],
+    on_done: Callable[[int], None],
+    n_threads: int = N_THREADS,
+) -> int:
+    """Load the parts one after the other in this thread, and store them on others.
+
+    At most `n_threads` + 1 loaded parts exist at any time. When one fails, the others under way are finished and
+    the error is raised.
+
+    Parameters
+    ----------
+    parts : iterable of int
+        What to do, in this order.
+    load : callable
+        Given a part, returns its content.
+    store : callable
+        Given a part and its content, puts it away.
+    on_done : callable
+        Told of each part that was stored, in order, in this thread.
+    n_threads : int
+        Threads that store.
+
+    Returns
+    -------
+    int
+        How many parts were done.
+    """
+    pending: deque[tuple[int, Future[None]]] = deque()
+    count = 0
+    with ThreadPoolExecutor(n_threads) as pool:
+        try:
+            for part in parts:
+                if len(pending) >= n_threads:
+                    count += _settle(pending, on_done)
+                content = load(part)
+                pending.append((part, pool.submit(store, part, content)))
+                del content
+            while pending:
+                count += _settle(pending, on_done)
+        except BaseException:
+            for _, future in pending:
+                future.cancel()
+            raise
+    return count
+
+
+def _settle(pending: deque[tuple[int, Future[None]]], on_done: Callable[[int], None]) -> int:
+    part, future = pending.popleft()
+    future.result()
+    on_done(part)
+    return 1
+
+
+class Buffers:
+    """Memory that is used again: touching fresh pages costs more than filling them with rows."""
+
+    def __init__(self) -> None:
+        self._free: list[npt.NDArray[np.uint8]] = []
+        self._lock = threading.Lock()
+
+    def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """Return an array of that shape with arbitrary content; `give` it back when done."""
+        needed = math.prod(shape) * dtype.itemsize
+        with self._lock:
+            fitting = [b for b in self._free if b.nbytes >= needed]
+            if fitting:
+                smallest = min(fitting, key=lambda b: b.nbytes)
+                self._free = [b for b in self._free if b is not smallest]
+            else:
+                self._free = []  # too small for what is needed now: never keep both
+                smallest = np.empty(needed, np.uint8)
+        return smallest[:needed].view(dtype).reshape(shape)
+
+    def give(self, array: npt.NDArray[Any]) -> None:
+        """Hand an array back."""
+        base: Any = array
+        while isinstance(base.base, np.ndarray):
+            base = base.base
+        with self._lock:
+            self._free.append(base)

@@ -1,0 +1,446 @@
+"""Shuffle: a store rewritten in random order, out of core, restartable, with bounded memory."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import time
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+
+from dbksvd_dask.errors import InputError, MismatchError
+from dbksvd_dask.events import Callback, JobProgress, emit
+from dbksvd_dask.job_tools import Buffers, run_bounded
+from dbksvd_dask.mixing import BatchMeans, batch_rows, choose_columns
+from dbksvd_dask.shuffle_plan import plan_shuffle
+from dbksvd_dask.store import atomic, remote
+from dbksvd_dask.store.activations import (
+    ActivationWriter,
+    Aligned,
+    RowReader,
+    create_activations,
+    open_aligned,
+    open_rows,
+)
+from dbksvd_dask.store.dtypes import BFLOAT16, widen_bfloat16
+from dbksvd_dask.store.remote import PathLike
+from dbksvd_dask.store.rows import aligned_names
+from dbksvd_dask.store.writer import require_free
+
+MAIN = "activations"
+# rows are gathered and written this many bytes at a time, so that the gathered copy stays in the cache
+SLAB_BYTES = 1 << 22
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class ShuffleResult:
+    """What a shuffle did.
+
+    Attributes
+    ----------
+    path : str
+        The shuffled store.
+    n_samples, n_features : int
+        Its shape.
+    mixing_before, mixing_after : float or None
+        Variance of batch means relative to a full shuffle, of the source and of the result; see
+        `dbksvd_dask.mixing`.
+    blocks_written, blocks_kept, chunks_written, chunks_kept : int
+        Parts of both passes done by this run, and by an interrupted one before it.
+    nbytes : int
+        Bytes of the rows and all aligned arrays.
+    seconds : float
+        Time this run took.
+    """
+
+    path: str
+    n_samples: int
+    n_features: int
+    mixing_before: float | None
+    mixing_after: float | None
+    blocks_written: int
+    blocks_kept: int
+    chunks_written: int
+    chunks_kept: int
+    nbytes: int
+    seconds: float
+
+
+class ShuffleJob:
+    """A shuffle in steps: `init`, `scatter` (pass 1), `gather` (pass 2), `finish`; each can be repeated.
+
+    See `shuffle_activations` for the parameters.
+    """
+
+    def __init__(
+        self,
+        source: PathLike,
+        path: PathLike,
+        *,
+        seed: int,
+        block_bytes: int | None = None,
+        chunk_rows: int | None = None,
+        compressor: str | None = None,
+        scratch: PathLike | None = None,
+        force: bool = False,
+        callbacks: Iterable[Callback] = (),
+    ) -> None:
+        if seed < 0:
+            raise InputError(f"seed={seed}; need 0 or more")
+        self.path = remote.normalise(path)
+        self.force = force
+        self.compressor = compressor
+        self.callbacks = tuple(callbacks)
+        self.reader = open_rows(source)
+        self.readers = {MAIN: self.reader, **_aligned_readers(self.reader)}
+        row_bytes = sum(r.n_features * r.stored.itemsize for r in self.readers.values())
+        self.nbytes = self.reader.n_samples * row_bytes
+        rows = chunk_rows or self.reader.chunk_rows
+        self.plan = plan_shuffle(self.reader.n_samples, row_bytes, rows, seed, block_bytes)
+        self.counts = self.plan.counts()
+        self.scratch = _scratch_folder(self.path, scratch)
+        self._blocks = atomic.Ledger(self.scratch, "block", durable=False)
+        self._means = atomic.Ledger(self.scratch, "means", durable=False)
+        self._columns = choose_columns(self.reader.n_features)
+        self._batch_rows = batch_rows(self.reader.n_samples, rows)
+        self._buffers = Buffers()
+        self._writer: ActivationWriter | None = None
+
+    # -- init ----------------------------------------
+
+    def init(self) -> ActivationWriter:
+        """Begin the new store and the scratch folder, or go on with those that were begun."""
+        require_free(self.path, self.force)
+        job = {"source": self.reader.fingerprint, "plan": dict(self.plan.__dict__)}
+        begun = remote.exists(os.path.join(self.scratch, "job.json"))
+        if begun and atomic.read_json(os.path.join(self.scratch, "job.json")) != job:
+            if not self.force:
+                raise MismatchError(
+                    f"an unfinished shuffle to {self.path} was begun with another store, seed or size; use the "
+                    "same to go on, or --force to begin again"
+                )
+            remote.remove(self.scratch)
+        os.makedirs(self.scratch, exist_ok=True)
+        self._recheck_blocks()
+        writer = self._begin_store(job)
+        todo = len(writer.missing()) * self.plan.chunk_rows * (self.nbytes // self.plan.n_samples)
+        atomic.require_space(writer.work, todo + self._scratch_needed())
+        atomic.write_json(os.path.join(self.scratch, "job.json"), job)
+        self._writer = writer
+        return writer
+
+    def _begin_store(self, job: dict[str, Any]) -> ActivationWriter:
+        def begin(resume: bool) -> ActivationWriter:
+            return create_activations(
+                self.path,
+                self.reader.n_samples,
+                self.reader.n_features,
+                BFLOAT16 if self.reader.bfloat16 else self.reader.stored,
+                chunk_rows=self.plan.chunk_rows,
+                compressor=self.compressor,
+                attributes=self._provenance(),
+                aligned={
+                    name: Aligned(r.dtype.name, r.row_shape, r.attributes)
+                    for name, r in self.readers.items()
+                    if name != MAIN
+                },
+                overwrite=self.force,
+                resume=resume,
+                job=job,
+            )
+
+        try:
+            return begin(resume=True)
+        except MismatchError:
+            if not self.force:
+                raise
+            return begin(resume=False)
+
+    def _provenance(self) -> dict[str, Any]:
+        node = remote.open_zarr(self.reader.path)
+        return {
+            "command": "shuffle",
+            "source": self.reader.path,
+            "source_fingerprint": self.reader.fingerprint,
+            "source_provenance": dict(node.attrs).get("provenance", {}),
+            "seed": self.plan.seed,
+            "block_rows": self.plan.block_rows,
+        }
+
+    def _recheck_blocks(self) -> None:
+        for block in self._blocks.parts():
+            if not self._block_is_whole(block):
+                self._blocks.unmark(block)
+
+    def _block_is_whole(self, block: int) -> bool:
+        try:
+            mark = self._blocks.read(block)["crc32"]
+            crcs = {name: _crc_of_file(self._block_file(block, name)) for name in self.readers}
+        except (OSError, ValueError, KeyError):
+            return False
+        return bool(crcs == mark)
+
+    def _scratch_needed(self) -> int:
+        written = len(self._blocks.parts()) * self.plan.block_rows
+        return max(0, self.plan.n_samples - written) * (self.nbytes // self.plan.n_samples)
+
+    # -- pass 1 ----------------------------------------
+
+    def scatter(self) -> int:
+        """Permute every block that was not yet and lay its segments down; return how many those were."""
+        missing = self._blocks.missing(self.plan.n_blocks)
+        done = self.plan.n_blocks - len(missing)
+
+        def on_done(_: int) -> None:
+            nonlocal done
+            done += 1
+            self._progress("scatter", done, self.plan.n_blocks, "blocks")
+
+        with atomic.explain_full_disk(self.scratch):
+            return run_bounded(missing, self._load_block, self._store_block, on_done, n_threads=1)
+
+    def _block_file(self, block: int, name: str) -> str:
+        return os.path.join(self.scratch, f"{block:08d}.{name}")
+
+    def _load_block(self, block: int) -> Arrays:
+        start, stop = self.plan.block_bounds(block)
+        arrays = {}
+        for name, reader in self.readers.items():
+            rows = self._buffers.take((stop - start, reader.n_features), reader.stored)
+            arrays[name] = reader.read_stored(start, stop, rows)
+        return arrays
+
+    def _store_block(self, block: int, arrays: Arrays) -> None:
+        order = self.plan.block_order(block)
+        crcs = {}
+        for name, rows in arrays.items():
+            with atomic.staged(self._block_file(block, name), durable=False) as scratch:
+                crcs[name] = _write_permuted(str(scratch), rows, order)
+        means = self._batch_means(arrays[MAIN])
+        for rows in arrays.values():
+            self._buffers.give(rows)
+        self._blocks.mark(block, {"crc32": crcs, "means": means.to_json()})
+
+    # -- pass 2 ----------------------------------------
+
+    def gather(self) -> int:
+        """Write the chunks that are missing; return how many those were."""
+        writer = self._writer or self.init()
+        missing = set(writer.missing())
+        buckets = sorted({self.plan.bucket_of(chunk) for chunk in missing})
+        if buckets and self._blocks.missing(self.plan.n_blocks):
+            self.scatter()
+        done = self.plan.n_buckets - len(buckets)
+
+        def on_done(_: int) -> None:
+            nonlocal done
+            done += 1
+            self._progress("gather", done, self.plan.n_buckets, "buckets")
+
+        def store(bucket: int, arrays: Arrays) -> None:
+            self._store_bucket(bucket, arrays, missing)
+
+        with atomic.explain_full_disk(writer.work):
+            run_bounded(buckets, self._load_bucket, store, on_done, n_threads=1)
+        return len(missing)
+
+    def _load_bucket(self, bucket: int) -> Arrays:
+        start, stop = self.plan.bucket_bounds(bucket)
+        offsets = self.counts[:, :bucket].sum(axis=1)
+        arrays = {}
+        for name, reader in self.readers.items():
+            rows = self._buffers.take((stop - start, reader.n_features), reader.stored)
+            row_bytes, filled = reader.n_features * reader.stored.itemsize, 0
+            for block in range(self.plan.n_blocks):
+                n = int(self.counts[block, bucket])
+                _read_at(self._block_file(block, name), int(offsets[block]) * row_bytes, rows[filled : filled + n])
+                filled += n
+            arrays[name] = rows
+        return arrays
+
+    def _store_bucket(self, bucket: int, arrays: Arrays, missing: set[int]) -> None:
+        assert self._writer is not None
+        order = self.plan.bucket_order(bucket)
+        start, stop = self.plan.bucket_bounds(bucket)
+        for first in range(start, stop, self.plan.chunk_rows):
+            chunk = first // self.plan.chunk_rows
+            if chunk in missing:
+                self._store_chunk(chunk, arrays, order[first - start : first - start + self.plan.chunk_rows])
+        for rows in arrays.values():
+            self._buffers.give(rows)
+
+    def _store_chunk(self, chunk: int, arrays: Arrays, order: npt.NDArray[np.int64]) -> None:
+        assert self._writer is not None
+        taken = {}
+        for name, rows in arrays.items():
+            out = self._buffers.take((len(order), rows.shape[1]), rows.dtype)
+            # the order is a permutation: "clip" only spares the checked copy that "raise" makes
+            taken[name] = np.take(rows, order, axis=0, out=out, mode="clip")
+        # before the chunk, so that a chunk that counts as written always has its sums
+        self._means.mark(chunk, self._batch_means(taken[MAIN]).to_json())
+        shaped = {n: rows.reshape(len(order), *self.readers[n].row_shape) for n, rows in taken.items()}
+        self._writer.write_chunk(chunk, shaped.pop(MAIN), shaped)
+        for rows in taken.values():
+            self._buffers.give(rows)
+
+    # -- finish ----------------------------------------
+
+    def mixing(self) -> tuple[float | None, float | None]:
+        """Return the figure of `dbksvd_dask.mixing` for the source and for the result."""
+        before = BatchMeans.merged(self._blocks.read(b)["means"] for b in range(self.plan.n_blocks))
+        after = BatchMeans.merged(self._means.read(c) for c in range(self.plan.n_chunks))
+        return before.ratio(), after.ratio()
+
+    def finish(self, *, verify: bool = True) -> tuple[float | None, float | None]:
+        """Publish the store, remove the scratch folder, and return the mixing figures."""
+        writer = self._writer or self.init()
+        figures = self.mixing()
+        with atomic.explain_full_disk(writer.work):
+            writer.finish(verify=verify, attributes={"mixing": figures[1]})
+        remote.remove(self.scratch)
+        return figures
+
+    def _batch_means(self, rows: npt.NDArray[Any]) -> BatchMeans:
+        means = BatchMeans(len(self._columns))
+        for start in range(0, len(rows), self._batch_rows):
+            part = rows[start : start + self._batch_rows, self._columns]
+            means.add(widen_bfloat16(part) if self.reader.bfloat16 else part)
+        return means
+
+    def _progress(self, job: str, done: int, total: int, unit: str) -> None:
+        emit(self.callbacks, JobProgress(job, done, total, unit))
+
+
+def _aligned_readers(reader: RowReader) -> dict[str, RowReader]:
+    node = remote.open_zarr(reader.path)
+    names = aligned_names(reader, node) if isinstance(node, zarr.Group) else []
+    return {name: open_aligned(reader.path, name) for name in names}
+
+
+def _scratch_folder(path: str, scratch: PathLike | None) -> str:
+    """Return where pass 1 lays its segments: beside the result, or in a local folder for a remote one."""
+    if scratch is None and not remote.is_remote(path):
+        return f"{path}.scratch{atomic.PARTIAL_SUFFIX}"
+    home = tempfile.gettempdir() if scratch is None else os.fspath(scratch)
+    # the name follows from the result, so that the next run finds it
+    return os.path.join(home, f"dbksvd-shuffle-{hashlib.sha256(path.encode()).hexdigest()[:16]}")
+
+
+def _write_permuted(path: str, rows: npt.NDArray[Any], order: npt.NDArray[np.int64]) -> int:
+    """Write rows in another order; return the CRC-32 of what was written."""
+    step = max(1, SLAB_BYTES // max(1, rows.shape[1] * rows.dtype.itemsize))
+    slab = np.empty((min(step, len(rows)), rows.shape[1]), rows.dtype)
+    crc = 0
+    with open(path, "wb", buffering=0) as file:
+        for start in range(0, len(rows), step):
+            part = order[start : start + step]
+            np.take(rows, part, axis=0, out=slab[: len(part)], mode="clip")
+            view = slab[: len(part)].reshape(-1).view(np.uint8).data
+            crc = zlib.crc32(view, crc)
+            while view:
+                view = view[file.write(view) :]
+    return crc
+
+
+def _read_at(path: str, offset: int, target: npt.NDArray[Any]) -> None:
+    view = target.reshape(-1).view(np.uint8).data
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        while view:
+            n = os.preadv(fd, [view], offset)
+            if n == 0:
+                raise OSError(f"{path} ended at byte {offset}; delete the scratch folder and run again")
+            view, offset = view[n:], offset + n
+    finally:
+        os.close(fd)
+
+
+def _crc_of_file(path: str) -> int:
+    crc = 0
+    with open(path, "rb", buffering=0) as file:
+        while piece := file.read(1 << 20):
+            crc = zlib.crc32(piece, crc)
+    return crc
+
+
+def shuffle_activations(
+    source: PathLike,
+    path: PathLike,
+    *,
+    seed: int,
+    block_bytes: int | None = None,
+    chunk_rows: int | None = None,
+    compressor: str | None = None,
+    scratch: PathLike | None = None,
+    force: bool = False,
+    callbacks: Iterable[Callback] = (),
+) -> ShuffleResult:
+    """Write the rows of a store in random order to another; aligned arrays go along.
+
+    Two passes over the data: the first spreads the rows of each block over buckets in a scratch folder, the
+    second shuffles each bucket. Needs room for two further copies of the store, and memory for about three
+    blocks. A run that was interrupted is gone on with: call it again with the same arguments.
+
+    Parameters
+    ----------
+    source : path or fsspec URL
+        The store to read; anything that `open_rows` takes.
+    path : path or fsspec URL
+        The store to write.
+    seed : int
+        Decides the order, together with `block_bytes`.
+    block_bytes : int, optional
+        Bytes of the rows that are mixed in memory at a time; default: 128 MiB, more above 256 GB.
+    chunk_rows, compressor
+        As for `create_activations`; default: the chunks of the source, uncompressed.
+    scratch : path, optional
+        Local folder for the first pass; default: beside the result.
+    force : bool
+        Replace an existing store, and begin again when an unfinished one does not fit.
+    callbacks : iterable of callable
+        Told of `JobProgress` events.
+
+    Returns
+    -------
+    ShuffleResult
+    """
+    began = time.perf_counter()
+    job = ShuffleJob(
+        source,
+        path,
+        seed=seed,
+        block_bytes=block_bytes,
+        chunk_rows=chunk_rows,
+        compressor=compressor,
+        scratch=scratch,
+        force=force,
+        callbacks=callbacks,
+    )
+    writer = job.init()
+    chunks_kept = len(writer.done())
+    blocks_kept = job.plan.n_blocks - len(job._blocks.missing(job.plan.n_blocks))
+    blocks_written = job.scatter() if writer.missing() else 0
+    chunks_written = job.gather()
+    before, after = job.finish()
+    return ShuffleResult(
+        path=job.path,
+        n_samples=job.reader.n_samples,
+        n_features=job.reader.n_features,
+        mixing_before=before,
+        mixing_after=after,
+        blocks_written=blocks_written,
+        blocks_kept=blocks_kept,
+        chunks_written=chunks_written,
+        chunks_kept=chunks_kept,
+        nbytes=job.nbytes,
+        seconds=time.perf_counter() - began,
+    )

@@ -1,0 +1,163 @@
+"""The arithmetic of an out-of-core shuffle: integers and random integers only.
+
+Pass 1 takes the store block by block. A block is permuted and cut into one segment per bucket. Pass 2 takes the
+segments of one bucket from all blocks, permutes them, and writes the chunks of the bucket. Each block spreads over
+the buckets as evenly as integers allow, so a bucket is a sample of the whole store, however ordered that was.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+# a block and a bucket lie in memory; below this a larger one gains nothing
+MIN_BLOCK_BYTES = 1 << 27
+# the pieces that pass 2 reads get smaller as the store grows; below this a disk mostly waits
+MIN_SEGMENT_BYTES = 1 << 16
+
+
+def default_block_bytes(total_bytes: int) -> int:
+    """Return the bytes of a block: 128 MiB, more for stores above 256 GB, where segments would get small.
+
+    >>> default_block_bytes(4 * 10**9) >> 20, default_block_bytes(10**13) >> 20
+    (128, 772)
+    """
+    return max(MIN_BLOCK_BYTES, math.isqrt(total_bytes * MIN_SEGMENT_BYTES))
+
+
+@dataclass(frozen=True)
+class ShufflePlan:
+    """How a store is cut into blocks, buckets and chunks.
+
+    Attributes
+    ----------
+    n_samples : int
+        Rows.
+    block_rows : int
+        Rows of a block of the source; the last may be shorter.
+    bucket_rows : int
+        Rows of a bucket: a whole number of chunks; the last may be shorter.
+    chunk_rows : int
+        Rows of a chunk of the result.
+    seed : int
+        Decides the order.
+    """
+
+    n_samples: int
+    block_rows: int
+    bucket_rows: int
+    chunk_rows: int
+    seed: int
+
+    @property
+    def n_blocks(self) -> int:
+        """Return the number of blocks."""
+        return -(-self.n_samples // self.block_rows)
+
+    @property
+    def n_buckets(self) -> int:
+        """Return the number of buckets."""
+        return -(-self.n_samples // self.bucket_rows)
+
+    @property
+    def n_chunks(self) -> int:
+        """Return the number of chunks."""
+        return -(-self.n_samples // self.chunk_rows)
+
+    def block_bounds(self, block: int) -> tuple[int, int]:
+        """Return the rows [start, stop) of a block of the source."""
+        return block * self.block_rows, min((block + 1) * self.block_rows, self.n_samples)
+
+    def bucket_bounds(self, bucket: int) -> tuple[int, int]:
+        """Return the rows [start, stop) of a bucket of the result."""
+        return bucket * self.bucket_rows, min((bucket + 1) * self.bucket_rows, self.n_samples)
+
+    def bucket_of(self, chunk: int) -> int:
+        """Return the bucket that a chunk lies in."""
+        return chunk * self.chunk_rows // self.bucket_rows
+
+    def block_order(self, block: int) -> npt.NDArray[np.int64]:
+        """Return the order in which the rows of a block go to its segments."""
+        start, stop = self.block_bounds(block)
+        return self._random(1, block).permutation(stop - start)
+
+    def bucket_order(self, bucket: int) -> npt.NDArray[np.int64]:
+        """Return the order in which the gathered rows of a bucket are written."""
+        start, stop = self.bucket_bounds(bucket)
+        return self._random(2, bucket).permutation(stop - start)
+
+    def counts(self) -> npt.NDArray[np.int64]:
+        """Return how many rows go from each block to each bucket.
+
+        Returns
+        -------
+        ndarray of shape (n_blocks, n_buckets)
+            Its rows add up to the blocks, its columns to the buckets.
+        """
+        sizes = [b - a for a, b in map(self.bucket_bounds, range(self.n_buckets))]
+        room = np.array(sizes, np.int64)
+        table = np.empty((self.n_blocks, self.n_buckets), np.int64)
+        random = self._random(0, 0)
+        for block in range(self.n_blocks):
+            start, stop = self.block_bounds(block)
+            table[block] = spread(stop - start, room, int(random.integers(int(room.sum()))))
+            room -= table[block]
+        return table
+
+    def _random(self, kind: int, index: int) -> np.random.Generator:
+        return np.random.default_rng([self.seed, kind, index])
+
+
+def spread(n: int, room: npt.NDArray[np.int64], offset: int) -> npt.NDArray[np.int64]:
+    """Share n rows among buckets in proportion to the room they have left, with random rounding.
+
+    Systematic sampling: no bucket gets more than it has room for, the sum is n, and each is within one of its
+    exact share.
+
+    Parameters
+    ----------
+    n : int
+        Rows to share; at most the sum of `room`.
+    room : ndarray of shape (n_buckets,)
+        Rows that still fit into each bucket.
+    offset : int
+        Random, 0 <= offset < sum of `room`.
+
+    >>> spread(6, np.array([4, 4, 4]), 5).tolist()
+    [2, 2, 2]
+    """
+    total = int(room.sum())
+    edges = np.concatenate([[0], np.cumsum(room)])
+    # edges * n may exceed 64 bits only beyond 1e9 rows in blocks of 1e9
+    return np.diff((edges * n + offset) // total)
+
+
+def plan_shuffle(
+    n_samples: int, row_bytes: int, chunk_rows: int, seed: int, block_bytes: int | None = None
+) -> ShufflePlan:
+    """Cut a store into blocks and buckets of about `block_bytes` each.
+
+    Parameters
+    ----------
+    n_samples : int
+        Rows.
+    row_bytes : int
+        Bytes of a row with everything aligned to it.
+    chunk_rows : int
+        Rows of a chunk of the result.
+    seed : int
+        Decides the order, together with `block_bytes`.
+    block_bytes : int, optional
+        Default: `default_block_bytes`.
+
+    >>> plan = plan_shuffle(1_000_000, 1536, 16384, seed=0)
+    >>> plan.n_blocks, plan.n_buckets, plan.n_chunks
+    (12, 13, 62)
+    """
+    size = default_block_bytes(n_samples * row_bytes) if block_bytes is None else block_bytes
+    block_rows = max(1, size // row_bytes)
+    bucket_rows = max(1, block_rows // chunk_rows) * chunk_rows
+    return ShufflePlan(n_samples, min(block_rows, n_samples), bucket_rows, chunk_rows, seed)
