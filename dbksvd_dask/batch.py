@@ -13,23 +13,29 @@ per chunk and added in a fixed order, so its result does not depend on where or 
 
 from __future__ import annotations
 
+import itertools
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import dask
 import dask.array as da
 import numpy as np
+from dask.callbacks import Callback as DaskCallback
 from dask.delayed import Delayed, delayed
 
 from dbksvd_dask import chunk, plan
 from dbksvd_dask.errors import InputError
+from dbksvd_dask.evaluate.reconstruction import reconstruction_moments
 from dbksvd_dask.kernels import encode
 from dbksvd_dask.kernels.blas import one_blas_thread
 from dbksvd_dask.kernels.encode import EncodeSpec
 from dbksvd_dask.metrics import Moments, merge_moments
-from dbksvd_dask.store.sources import LazySource, Source
+from dbksvd_dask.store.code_sums import CodeSums
+from dbksvd_dask.store.code_writer import CodesWriter, UnitWritten
+from dbksvd_dask.store.rows import RowReader
+from dbksvd_dask.store.sources import LazySource, Source, StoreRows
 
 # Parts that one task adds up. Eight keeps a batch of 65,536 rows at one level of sums, and bounds the memory of
 # a sum to eight partial products.
@@ -81,12 +87,16 @@ class _Names:
 
 def _load(rows: Any, mean: np.ndarray | None, dtype: Any) -> np.ndarray:
     """Read, widen and centre a chunk of samples; refuse NaN and infinity by name."""
-    raw = rows.load()
+    return _prepare(rows.load(), rows.where, mean, dtype)
+
+
+def _prepare(raw: np.ndarray, where: Callable[[int], str], mean: np.ndarray | None, dtype: Any) -> np.ndarray:
+    """Widen and centre a chunk of samples; refuse NaN and infinity by name."""
     Y = chunk.prepare(raw, mean, dtype)
     bad = np.flatnonzero(~np.isfinite(encode.squared_norms(Y)))
     if bad.size:
         raise InputError(
-            f"{rows.where(int(bad[0]))} has NaN or infinity ({bad.size} such row{'s' * (bad.size > 1)} in this "
+            f"{where(int(bad[0]))} has NaN or infinity ({bad.size} such row{'s' * (bad.size > 1)} in this "
             "chunk of the batch); drop those rows, for example with `dbksvd import --drop-nonfinite`"
         )
     return Y
@@ -463,3 +473,95 @@ def encode_lazily(source: Source, D: np.ndarray, how: EncodePlan, block_rows: in
         )
 
     return gather(_first, np.int32), gather(_second, how.dtype)
+
+
+# ---------------------------------------------------------------------------------------------- encode job
+
+# Rows that a task of the encode job widens and encodes at a time: enough for full speed, and a task then needs
+# the memory of its stored chunk and little more.
+BLOCK_ROWS = 4096
+# Tasks of one graph on local threads, where results are a few bytes and only as many chunks as there are
+# threads are in memory; between two graphs the threads wait for the slowest.
+LOCAL_WINDOW = 256
+
+
+@one_blas_thread
+def encode_unit(
+    reader: RowReader, unit: int, D: np.ndarray, gram: np.ndarray, how: EncodePlan, writer: CodesWriter
+) -> UnitWritten:
+    """Encode one unit of a store and write it; what comes back is a few bytes.
+
+    Writing is the one side effect of a task here: a unit that is run twice writes the same bytes twice.
+    """
+    goal = writer.plan
+    first, stop = goal.unit_bounds(unit)
+    raw = reader.read(first, stop)
+    atom = np.empty((stop - first, how.spec.k), np.int32)
+    coefficient = np.empty((stop - first, how.spec.k), goal.coefficient_dtype)
+    sums = []
+    for a, b in plan.split_rows(stop - first, BLOCK_ROWS):
+        where = StoreRows(reader, np.arange(first + a, first + b)).where
+        Y = _prepare(raw[a:b], where, how.mean, how.dtype)
+        atom[a:b], exact = encode.encode_rows(Y, D, gram, how.spec)
+        coefficient[a:b] = _narrow(exact, goal.coefficient_dtype)
+        # the error of what is stored, not of what was computed
+        R = encode.residual(Y, atom[a:b], coefficient[a:b].astype(how.dtype), D)
+        sums.append(reconstruction_moments(Y, R))
+    total = CodeSums.of(merge_moments(sums), atom, coefficient, first, (goal.n_atoms, goal.n_top))
+    return writer.write_unit(unit, atom, coefficient, total)
+
+
+def _narrow(coefficient: np.ndarray, dtype: str) -> np.ndarray:
+    """Bring coefficients to the dtype of the store, refusing those that do not fit."""
+    limit = float(np.finfo(dtype).max)
+    largest = float(np.abs(coefficient).max(initial=0.0))
+    if largest > limit:
+        raise InputError(
+            f"a coefficient of {largest:.4g} does not fit into {dtype} (at most {limit:.4g}); "
+            "use coefficient_dtype='float32'"
+        )
+    return coefficient.astype(dtype)
+
+
+def hold_dictionary(D: np.ndarray) -> tuple[Delayed, Delayed]:
+    """Dictionary and gram, computed once and kept where the tasks run."""
+    names = _Names(0)
+    dictionary = names.data(np.ascontiguousarray(D), "dictionary")
+    return dask.persist(dictionary, _gram(names, dictionary, D.shape[0], 0))
+
+
+def build_units(
+    reader: RowReader, units: Iterable[int], held: tuple[Delayed, Delayed], how: EncodePlan, writer: CodesWriter
+) -> Iterator[Delayed]:
+    """Tasks that encode and write the units of a store, made when they are asked for."""
+    names = _Names(0)
+    for unit in units:
+        yield names.call(encode_unit, "encode", (unit,), reader, unit, *held, how, writer)
+
+
+def run_units(tasks: Iterator[Delayed], on_done: Callable[[UnitWritten], None]) -> None:
+    """Run tasks on the current scheduler, a bounded number at a time; `on_done` hears of each."""
+    client = getattr(dask.base.get_scheduler(), "__self__", None)
+    if client is not None:
+        _run_on_client(client, tasks, on_done)
+        return
+
+    def heard(key: Any, result: Any, *_: Any) -> None:
+        if isinstance(result, UnitWritten):
+            on_done(result)
+
+    while window := list(itertools.islice(tasks, LOCAL_WINDOW)):
+        with DaskCallback(posttask=heard):
+            dask.compute(window)
+
+
+def _run_on_client(client: Any, tasks: Iterator[Delayed], on_done: Callable[[UnitWritten], None]) -> None:
+    from distributed import as_completed
+
+    # two per thread: one at work and one whose chunk is next
+    in_flight = max(8, 2 * sum(client.nthreads().values()))
+    running = as_completed([client.compute(task) for task in itertools.islice(tasks, in_flight)])
+    for future in running:
+        on_done(future.result())
+        for task in itertools.islice(tasks, 1):
+            running.add(client.compute(task))

@@ -141,9 +141,9 @@ def _checked(path: PathLike) -> tuple[str, dict[str, Any]]:
     found = attributes.get("format_version")
     if found != CODES_VERSION:
         raise MismatchError(
-            f"{text} has {CODES_FORMAT} version {found} (written by dbksvd-dask {attributes.get('package_version')}); "
-            f"this is dbksvd-dask {dbksvd_dask.__version__}, which reads version {CODES_VERSION}; install a matching "
-            "version"
+            f"{text} has {CODES_FORMAT} version {found}, written by dbksvd-dask "
+            f"{attributes.get('package_version')}; this is dbksvd-dask {dbksvd_dask.__version__}, which reads "
+            f"version {CODES_VERSION}; install a matching version"
         )
     if not attributes.get("complete"):
         raise StoreError(
