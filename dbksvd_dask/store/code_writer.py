@@ -18,12 +18,13 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 
+import dbksvd_dask
 from dbksvd_dask.errors import JobError, MismatchError, StoreError
 from dbksvd_dask.metrics import merge_moments
 from dbksvd_dask.store import atomic, remote
 from dbksvd_dask.store.code_sums import CodeSums
 from dbksvd_dask.store.codes import CODES_FORMAT, CODES_VERSION, STATISTIC_DIMS, STATISTICS
-from dbksvd_dask.store.layout import PARTS, package_version
+from dbksvd_dask.store.layout import PARTS
 from dbksvd_dask.store.rows import CHECKSUMS
 
 ARRAYS = ("atom", "coefficient")
@@ -118,6 +119,13 @@ class CodesPlan:
         del out["about"]
         return {**out.pop("params"), **out}
 
+    @classmethod
+    def of_store(cls, attributes: dict[str, Any]) -> CodesPlan:
+        """Give the plan of a finished store from its attributes."""
+        names = ("n_samples", "n_features", "n_atoms", "chunk_rows", "n_top", "coefficient_dtype", "params")
+        prints = {name: attributes[name]["fingerprint"] for name in ("dictionary", "store")}
+        return cls(**{name: attributes[name] for name in names}, **prints, about={})
+
     def require_same(self, other: CodesPlan, where: str) -> None:
         """Refuse a plan that would give other codes, naming the first difference and both values."""
         mine, theirs = self.identity(), other.identity()
@@ -182,12 +190,15 @@ class CodesWriter:
         head = {
             "format": CODES_FORMAT,
             "format_version": CODES_VERSION,
-            "package_version": package_version(),
+            "package_version": dbksvd_dask.__version__,
             "complete": False,
             "n_samples": plan.n_samples,
             "n_features": plan.n_features,
             "n_atoms": plan.n_atoms,
             "k": plan.k,
+            "chunk_rows": plan.chunk_rows,
+            "n_top": plan.n_top,
+            "coefficient_dtype": plan.coefficient_dtype,
             "params": plan.params,
             "dictionary": {"fingerprint": plan.dictionary, **plan.about.get("dictionary", {})},
             "store": {"fingerprint": plan.store, **plan.about.get("store", {})},

@@ -1,0 +1,333 @@
+"""Encode a whole store: `init / part / finish`, on the current Dask scheduler, restartable and divisible.
+
+The store is cut into units of whole chunks. Tasks encode units and write codes and sums aside; `finish` merges
+the sums in the order of the samples and publishes. Parts are ranges of units, so any number of processes or
+machines that see the same files can do a part each, and the result does not depend on how many there were.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from dbksvd_dask import batch, events
+from dbksvd_dask.errors import InputError, MismatchError, StoreError
+from dbksvd_dask.kernels.encode import EncodeSpec
+from dbksvd_dask.params import FitParams, check_choice, check_integer
+from dbksvd_dask.store import atomic, remote
+from dbksvd_dask.store.activations import open_rows
+from dbksvd_dask.store.code_writer import CodesPlan, CodesWriter, UnitWritten, code_chunk_rows
+from dbksvd_dask.store.codes import COEFFICIENT_DTYPES, codes_attributes, dictionary_fingerprint
+from dbksvd_dask.store.dictionary import Dictionary, open_dictionary
+from dbksvd_dask.store.remote import PathLike
+
+N_TOP = 64  # samples kept per atom; a page shows a dozen, autointerpretation asks for some tens
+
+
+@dataclass(frozen=True)
+class EncodeResult:
+    """What a run of the encode job did.
+
+    Attributes
+    ----------
+    path : str
+        The codes store.
+    n_samples, n_atoms, k : int
+    finished : bool
+        False while parts are missing.
+    samples_written, samples_kept : int
+        Samples encoded by this run, and by runs before it (of the part, if one was asked for).
+    nbytes : int
+        Bytes of the codes of all samples.
+    seconds : float
+        Time this run took.
+    metrics : dict
+        Of the reconstruction and the codes, when finished.
+    """
+
+    path: str
+    n_samples: int
+    n_atoms: int
+    k: int
+    finished: bool
+    samples_written: int
+    samples_kept: int
+    nbytes: int
+    seconds: float
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+
+class EncodeJob:
+    """The encode of one store with one dictionary, in steps that can be repeated.
+
+    `init` begins the codes store or goes on with one that was begun, `run` encodes what is missing, `finish`
+    publishes. See `encode_store` for the parameters.
+    """
+
+    def __init__(
+        self,
+        store: PathLike,
+        dictionary: PathLike | Dictionary,
+        path: PathLike,
+        *,
+        coefficient_dtype: str = "float32",
+        n_top: int = N_TOP,
+        force: bool = False,
+        callbacks: Iterable[events.Callback] = (),
+        **params: Any,
+    ) -> None:
+        self.path = remote.normalise(path)
+        self.force = force
+        self.callbacks = tuple(callbacks)
+        self.reader = open_rows(store)
+        self.dictionary = dictionary if isinstance(dictionary, Dictionary) else open_dictionary(dictionary)
+        self._check_width()
+        self.spec = encode_spec(self.dictionary, params)
+        self.plan = CodesPlan(
+            n_samples=self.reader.n_samples,
+            n_features=self.reader.n_features,
+            n_atoms=self.dictionary.n_atoms,
+            chunk_rows=code_chunk_rows(self.reader.chunk_rows),
+            n_top=check_integer("n_top", n_top, 1),
+            coefficient_dtype=check_choice("coefficient_dtype", coefficient_dtype, COEFFICIENT_DTYPES),
+            params=dict(self.spec._asdict()),
+            dictionary=dictionary_fingerprint(self.dictionary),
+            store=self.reader.fingerprint,
+            about=self._about(dictionary),
+        )
+        self.writer = CodesWriter(self.path, self.plan)
+
+    def _check_width(self) -> None:
+        if self.reader.n_features != self.dictionary.n_features:
+            raise InputError(
+                f"{self.reader.path} has {self.reader.n_features} features, but the dictionary has "
+                f"{self.dictionary.n_features}; use a dictionary fitted on these activations"
+            )
+
+    def _about(self, dictionary: PathLike | Dictionary) -> dict[str, Any]:
+        """Provenance kept with the codes."""
+        place = "" if isinstance(dictionary, Dictionary) else remote.normalise(dictionary)
+        known = {"path": place, "iteration": self.dictionary.iteration, "params": self.dictionary.params}
+        return {"dictionary": known, "store": {"path": self.reader.path}}
+
+    # -- init ----------------------------------------
+
+    def is_finished(self) -> bool:
+        """Tell whether these very codes are there; other ones in their place are refused."""
+        if not remote.exists(self.path):
+            return False
+        if self.writer.work == self.path and CodesWriter.begun(self.path) is not None:
+            return False
+        try:
+            there = codes_attributes(self.path)
+        except StoreError as error:
+            raise StoreError(f"{self.path} exists already and is no codes store; choose another name") from error
+        self.plan.require_same(CodesPlan.of_store(there), self.path)
+        return True
+
+    def init(self, *, begin_again: bool = True) -> CodesWriter:
+        """Begin the codes store, or go on with the one that was begun.
+
+        Parameters
+        ----------
+        begin_again : bool
+            With `force`: throw away an unfinished one of other parameters. Not while other processes may be at
+            work on it.
+        """
+        begun = CodesWriter.begun(self.path)
+        if begun is not None:
+            try:
+                self.plan.require_same(begun.plan, f"the unfinished encode at {begun.work}")
+            except MismatchError:
+                if not (self.force and begin_again):
+                    raise
+                remote.remove(begun.work)
+                begun = None
+        if begun is None:
+            if self.force and self.writer.work == self.path:
+                remote.remove(self.path)  # a remote has no rename: the new codes take the place at once
+            self.writer.begin()
+            begun = CodesWriter.begun(self.path)  # another process may have been first
+            assert begun is not None
+            self.plan.require_same(begun.plan, f"the unfinished encode at {begun.work}")
+        self.writer = begun
+        return begun
+
+    # -- parts ----------------------------------------
+
+    def run(self, part: tuple[int, int] | None = None) -> tuple[int, int]:
+        """Encode what is missing, of one part or of everything.
+
+        Parameters
+        ----------
+        part : (i, n), optional
+            Part i of n, counted from 1.
+
+        Returns
+        -------
+        written, kept : int
+            Samples encoded now and before.
+        """
+        units = range(self.plan.n_units) if part is None else self.plan.part_units(*part)
+        if part is not None:
+            self.writer.note_parts(part[1])
+        missing = sorted(set(self.writer.missing()) & set(units))
+        rows = {unit: b - a for unit in units for a, b in [self.plan.unit_bounds(unit)]}
+        total, written = sum(rows.values()), 0
+        kept = total - sum(rows[unit] for unit in missing)
+        atomic.require_space(self.writer.work, self.plan.nbytes(total - kept))
+        self._progress(kept, total)
+
+        def on_done(unit: UnitWritten) -> None:
+            nonlocal written
+            written += unit.n_samples
+            self._progress(kept + written, total)
+
+        if missing:
+            with atomic.explain_full_disk(self.writer.work):
+                self._encode(missing, on_done)
+        return written, kept
+
+    def _encode(self, missing: list[int], on_done: Any) -> None:
+        D = self.dictionary.atoms
+        how = batch.EncodePlan(self.spec, self.dictionary.mean, D.dtype)
+        held = batch.hold_dictionary(D)
+        batch.run_units(batch.build_units(self.reader, iter(missing), held, how, self.writer), on_done)
+
+    def _progress(self, done: int, total: int) -> None:
+        events.emit(self.callbacks, events.JobProgress("encode", done, total, "samples"))
+
+    # -- finish ----------------------------------------
+
+    def finish(self) -> dict[str, Any]:
+        """Merge, publish and return the metrics; lists what is missing if anything is."""
+        with atomic.explain_full_disk(self.writer.work):
+            self.writer.finish(overwrite=self.force)
+        return dict(codes_attributes(self.path)["metrics"])
+
+
+def encode_spec(dictionary: Dictionary, params: dict[str, Any]) -> EncodeSpec:
+    """How to encode: as the dictionary was fitted, but for what `params` says otherwise (None: nothing)."""
+    unknown = sorted(set(params) - set(EncodeSpec._fields))
+    if unknown:
+        raise TypeError(f"unknown parameter {unknown[0]!r}; known are {', '.join(EncodeSpec._fields)}")
+    values = {name: dictionary.params[name] for name in EncodeSpec._fields if name in dictionary.params}
+    values |= {name: value for name, value in params.items() if value is not None}
+    if "k" not in values:
+        raise InputError("this dictionary does not say how many nonzeros a sample has; give k (--k)")
+    checked = FitParams.checked(**{**values, "n_atoms": dictionary.n_atoms}).to_json()
+    return EncodeSpec(**{name: checked[name] for name in EncodeSpec._fields})
+
+
+def check_part(part: tuple[int, int]) -> tuple[int, int]:
+    """Return (i, n) if it names a part."""
+    i, n = part
+    if not 1 <= i <= n:
+        raise InputError(f"part {i}/{n} does not exist; parts count from 1/{max(n, 1)} to {max(n, 1)}/{max(n, 1)}")
+    return i, n
+
+
+def encode_store(
+    store: PathLike,
+    dictionary: PathLike | Dictionary,
+    path: PathLike,
+    *,
+    k: int | None = None,
+    encoder: str | None = None,
+    nonneg: bool | None = None,
+    refit: bool | None = None,
+    min_coefficient: float | None = None,
+    rtol: float | None = None,
+    coefficient_dtype: str = "float32",
+    n_top: int = N_TOP,
+    part: tuple[int, int] | None = None,
+    finish: bool = False,
+    resume: bool = False,
+    force: bool = False,
+    callbacks: Iterable[events.Callback] = (),
+) -> EncodeResult:
+    """Encode a whole activation store with a dictionary, to a codes store.
+
+    Work that an interrupted run has done is not repeated: call it again with the same arguments.
+
+    Parameters
+    ----------
+    store : path or URL of the activation store
+    dictionary : path of a dictionary or of the folder of a fit, or a Dictionary
+    path : path or URL of the codes store to write
+    k, encoder, nonneg, refit, min_coefficient, rtol : optional
+        How to encode; each as the dictionary was fitted when not given.
+    coefficient_dtype : {"float32", "float16"}
+        Of the stored coefficients; the metrics speak of what is stored.
+    n_top : int
+        Samples kept per atom, those with the largest absolute coefficients.
+    part : (i, n), optional
+        Do part i of n, counted from 1, and do not finish. Any process that sees the files may do any part.
+    finish : bool
+        Only finish: merge and publish what the parts have written.
+    resume : bool
+        Be content when these very codes are there already.
+    force : bool
+        Replace what is at `path` when the new codes are complete, and begin again when an unfinished encode
+        there has other parameters.
+    callbacks : iterable of callables
+        Told of `JobProgress` events.
+
+    Returns
+    -------
+    EncodeResult
+    """
+    began = time.perf_counter()
+    params: dict[str, Any] = {"k": k, "encoder": encoder, "nonneg": nonneg, "refit": refit}
+    params |= {"min_coefficient": min_coefficient, "rtol": rtol}
+    if part is not None:
+        part = check_part(part)
+        if finish:
+            raise InputError("part and finish were both given; run every part first, then finish alone")
+    job = EncodeJob(
+        store,
+        dictionary,
+        path,
+        coefficient_dtype=coefficient_dtype,
+        n_top=n_top,
+        force=force,
+        callbacks=callbacks,
+        **params,
+    )
+    written, kept, metrics = _drive(job, part, finish, resume)
+    return EncodeResult(
+        path=job.path,
+        n_samples=job.plan.n_samples,
+        n_atoms=job.plan.n_atoms,
+        k=job.plan.k,
+        finished=metrics is not None,
+        samples_written=written,
+        samples_kept=kept,
+        nbytes=job.plan.nbytes(job.plan.n_samples),
+        seconds=time.perf_counter() - began,
+        metrics=metrics or {},
+    )
+
+
+def _drive(
+    job: EncodeJob, part: tuple[int, int] | None, finish: bool, resume: bool
+) -> tuple[int, int, dict[str, Any] | None]:
+    """Do what was asked for; give samples written and kept, and the metrics if the job is finished."""
+    if not job.force and job.is_finished():
+        if not (resume or finish or part is not None):
+            raise StoreError(
+                f"{job.path} exists already and holds these codes; add --resume to be content with them, or "
+                "--force to encode again"
+            )
+        return 0, job.plan.n_samples, dict(codes_attributes(job.path)["metrics"])
+    if finish and CodesWriter.begun(job.path) is None:
+        raise StoreError(
+            f"no encode was begun at {job.path}; run its parts first, with --part 1/{job.plan.n_units}"
+        )
+    job.init(begin_again=part is None and not finish)
+    if finish:
+        return 0, job.plan.n_samples, job.finish()
+    written, kept = job.run(part)
+    return written, kept, job.finish() if part is None else None
