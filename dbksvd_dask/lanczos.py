@@ -110,8 +110,6 @@ def _projected(state: LanczosState) -> Any:
         converged = beta2 <= _BREAKDOWN * t
         diagonal.append(t)
         alpha2 = xp.where(converged, zero, gamma * gamma / xp.where(converged, xp.ones_like(t), beta2))
-        # an entry of B^T B can never exceed the trace of what is left; rounding of beta2 must not say so
-        alpha2 = xp.where(alpha2 > t, t, alpha2)
     diagonal.append(alpha2)
     rows = []
     for i in range(steps):

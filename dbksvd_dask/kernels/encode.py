@@ -44,7 +44,7 @@ def gram_tile(D: np.ndarray, rows: tuple[int, int], columns: tuple[int, int]) ->
 
 
 def assemble_gram(n_atoms: int, tiles: list[np.ndarray]) -> np.ndarray:
-    """Put the tiles of the upper triangle together, and mirror them: (n_atoms, n_atoms), exactly symmetric."""
+    """Put the tiles of the upper triangle together, and mirror those off the diagonal: (n_atoms, n_atoms)."""
     bounds = gram_bounds(n_atoms)
     gram = np.empty((n_atoms, n_atoms), tiles[0].dtype)
     remaining = iter(tiles)

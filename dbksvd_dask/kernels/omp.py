@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from dbksvd_dask.kernels._jit import jit
-from dbksvd_dask.kernels.pursuit import BLOCK, _locate, _scan, _subtract_and_scan
+from dbksvd_dask.kernels.pursuit import BLOCK, NOISE, _locate, _scan, _subtract_and_scan
 
 # A candidate whose part outside the span of the support has a squared norm below this is a duplicate of what
 # is there already: adding it would only amplify rounding.
@@ -69,7 +69,7 @@ def orthogonal_row(p, gram, norm2, k, rtol, min_coefficient, atom, coefficient, 
         coefficient[s] = 0
     remaining = norm2
     target = rtol * rtol * norm2
-    floor = max(np.float64(min_coefficient), np.finfo(p.dtype).eps * np.sqrt(norm2))
+    floor = max(np.float64(min_coefficient), NOISE * np.finfo(p.dtype).eps * np.sqrt(norm2))
     _scan(p, False, block_max)
     while n_used < k:
         if rtol > 0 and remaining <= target:

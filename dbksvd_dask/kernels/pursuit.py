@@ -21,6 +21,8 @@ from dbksvd_dask.kernels._jit import jit, running_max, running_max_abs
 BLOCK = 256
 # An atom may be chosen again; this bounds the steps when a sample keeps returning to the same atoms.
 STEPS_PER_ATOM = 4
+# Products below NOISE * eps * |y| are rounding of the subtractions that made them: zero to working precision.
+NOISE = 16.0
 
 
 @jit
@@ -101,15 +103,14 @@ def pursue_row(p, gram, norm2, k, max_steps, rtol, min_coefficient, nonneg, atom
         coefficient[s] = 0
     remaining = norm2
     target = rtol * rtol * norm2
-    # products below this are rounding noise of the products themselves
-    floor = max(np.float64(min_coefficient), np.finfo(p.dtype).eps * np.sqrt(norm2))
+    floor = max(np.float64(min_coefficient), NOISE * np.finfo(p.dtype).eps * np.sqrt(norm2))
     _scan(p, nonneg, block_max)
     for _ in range(max_steps):
         if rtol > 0 and remaining <= target:
             break
         j = _locate(p, nonneg, block_max)
         a = p[j]
-        if abs(np.float64(a)) < floor or a == 0:
+        if abs(np.float64(a)) < floor or a == 0 or (nonneg and a < 0):
             break
         slot = 0
         while slot < n_used and atom[slot] != j:

@@ -168,8 +168,10 @@ def next_products(R, coefficient, start, pos, local, V, dv):
 def refresh(R, coefficient, start, pos, local, old, new, nonneg):
     """Exchange the round's atoms and refit their coefficients, row by row, into new arrays.
 
-    On each row the old contributions are put back, then the atoms are refitted one after the other
-    (``x = r . d_new; r -= x d_new``): each step can only lower the row's error, however large the round.
+    On each row the old atoms give way to the new ones at the old coefficients, then each coefficient is refitted
+    in turn (``a = r . d_new; x += a; r -= a d_new``): one sweep of coordinate descent, of which every step can
+    only lower the row's error, however large the round. (Starting the sweep from zero instead of from the old
+    coefficients left 2 % more error after one round of all atoms on transformer tokens.)
 
     Parameters
     ----------
@@ -191,17 +193,18 @@ def refresh(R, coefficient, start, pos, local, old, new, nonneg):
             r[f] = source[f]
         for e in range(start[i], start[i + 1]):
             a = x[pos[e]]
-            row = old[local[e]]
+            before = old[local[e]]
+            after = new[local[e]]
             for f in range(d):
-                r[f] += a * row[f]
+                r[f] += a * (before[f] - after[f])
         for e in range(start[i], start[i + 1]):
             row = new[local[e]]
             a = R[0, 0] - R[0, 0]
             for f in range(d):
                 a += r[f] * row[f]
-            if nonneg and a < 0:
-                a = R[0, 0] - R[0, 0]
-            x_new[pos[e]] = a
+            if nonneg and x[pos[e]] + a < 0:
+                a = -x[pos[e]]
+            x_new[pos[e]] = x[pos[e]] + a
             for f in range(d):
                 r[f] -= a * row[f]
     return R_new, coefficient_new

@@ -1,0 +1,38 @@
+"""Data that many tests share: random and real, small."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(20240)
+
+
+@pytest.fixture(scope="session")
+def patches():
+    """Real data: 8 x 8 x 3 colour patches of scikit-learn's two photographs, centred, float32 (600, 192)."""
+    from sklearn.datasets import load_sample_images
+
+    rng = np.random.default_rng(7)
+    rows = []
+    for photo in load_sample_images().images:
+        for _ in range(300):
+            i, j = rng.integers(0, photo.shape[0] - 8), rng.integers(0, photo.shape[1] - 8)
+            rows.append(photo[i : i + 8, j : j + 8].reshape(-1) / 255.0)
+    Y = np.array(rows, np.float32)
+    Y -= Y.mean(axis=0)
+    Y.flags.writeable = False
+    return Y
+
+
+def random_dictionary(rng, n_atoms, n_features, dtype=np.float32):
+    D = rng.standard_normal((n_atoms, n_features))
+    return (D / np.linalg.norm(D, axis=1, keepdims=True)).astype(dtype)
+
+
+@pytest.fixture
+def make_dictionary(rng):
+    return lambda n_atoms, n_features, dtype=np.float32: random_dictionary(rng, n_atoms, n_features, dtype)
