@@ -212,7 +212,7 @@ class ShuffleJob:
         return os.path.join(self.scratch, f"{block:08d}.{name}")
 
     def _load_block(self, block: int) -> Arrays:
-        start, stop = self.plan.block_bounds(block)
+        start, stop = self.plan.bounds(block)
         arrays = {}
         for name, reader in self.readers.items():
             rows = self._buffers.take((stop - start, reader.n_features), reader.stored)
@@ -239,12 +239,12 @@ class ShuffleJob:
         buckets = sorted({self.plan.bucket_of(chunk) for chunk in missing})
         if buckets and self._blocks.missing(self.plan.n_blocks):
             self.scatter()
-        done = self.plan.n_buckets - len(buckets)
+        done = self.plan.n_blocks - len(buckets)
 
         def on_done(_: int) -> None:
             nonlocal done
             done += 1
-            self._progress("gather", done, self.plan.n_buckets, "buckets")
+            self._progress("gather", done, self.plan.n_blocks, "buckets")
 
         def store(bucket: int, arrays: Arrays) -> None:
             self._store_bucket(bucket, arrays, missing)
@@ -254,7 +254,7 @@ class ShuffleJob:
         return len(missing)
 
     def _load_bucket(self, bucket: int) -> Arrays:
-        start, stop = self.plan.bucket_bounds(bucket)
+        start, stop = self.plan.bounds(bucket)
         offsets = self.counts[:, :bucket].sum(axis=1)
         arrays = {}
         for name, reader in self.readers.items():
@@ -270,7 +270,7 @@ class ShuffleJob:
     def _store_bucket(self, bucket: int, arrays: Arrays, missing: set[int]) -> None:
         assert self._writer is not None
         order = self.plan.bucket_order(bucket)
-        start, stop = self.plan.bucket_bounds(bucket)
+        start, stop = self.plan.bounds(bucket)
         for first in range(start, stop, self.plan.chunk_rows):
             chunk = first // self.plan.chunk_rows
             if chunk in missing:
@@ -311,9 +311,11 @@ class ShuffleJob:
 
     def _batch_means(self, rows: npt.NDArray[Any]) -> BatchMeans:
         means = BatchMeans(len(self._columns))
-        for start in range(0, len(rows), self._batch_rows):
-            part = rows[start : start + self._batch_rows, self._columns]
-            means.add(widen_bfloat16(part) if self.reader.bfloat16 else part)
+        for chunk in range(0, len(rows), self.plan.chunk_rows):
+            part = rows[chunk : chunk + self.plan.chunk_rows, self._columns]
+            wide = widen_bfloat16(part) if self.reader.bfloat16 else part
+            for start in range(0, len(wide), self._batch_rows):
+                means.add(wide[start : start + self._batch_rows])
         return means
 
     def _progress(self, job: str, done: int, total: int, unit: str) -> None:

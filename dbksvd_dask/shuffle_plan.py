@@ -37,9 +37,8 @@ class ShufflePlan:
     n_samples : int
         Rows.
     block_rows : int
-        Rows of a block of the source; the last may be shorter.
-    bucket_rows : int
-        Rows of a bucket: a whole number of chunks; the last may be shorter.
+        Rows of a block of the source and of a bucket of the result: a whole number of chunks; the last may be
+        shorter.
     chunk_rows : int
         Rows of a chunk of the result.
     seed : int
@@ -48,45 +47,35 @@ class ShufflePlan:
 
     n_samples: int
     block_rows: int
-    bucket_rows: int
     chunk_rows: int
     seed: int
 
     @property
     def n_blocks(self) -> int:
-        """Return the number of blocks."""
+        """Return the number of blocks, which is that of buckets."""
         return -(-self.n_samples // self.block_rows)
-
-    @property
-    def n_buckets(self) -> int:
-        """Return the number of buckets."""
-        return -(-self.n_samples // self.bucket_rows)
 
     @property
     def n_chunks(self) -> int:
         """Return the number of chunks."""
         return -(-self.n_samples // self.chunk_rows)
 
-    def block_bounds(self, block: int) -> tuple[int, int]:
-        """Return the rows [start, stop) of a block of the source."""
+    def bounds(self, block: int) -> tuple[int, int]:
+        """Return the rows [start, stop) of a block of the source, or of a bucket of the result."""
         return block * self.block_rows, min((block + 1) * self.block_rows, self.n_samples)
-
-    def bucket_bounds(self, bucket: int) -> tuple[int, int]:
-        """Return the rows [start, stop) of a bucket of the result."""
-        return bucket * self.bucket_rows, min((bucket + 1) * self.bucket_rows, self.n_samples)
 
     def bucket_of(self, chunk: int) -> int:
         """Return the bucket that a chunk lies in."""
-        return chunk * self.chunk_rows // self.bucket_rows
+        return chunk * self.chunk_rows // self.block_rows
 
     def block_order(self, block: int) -> npt.NDArray[np.int64]:
         """Return the order in which the rows of a block go to its segments."""
-        start, stop = self.block_bounds(block)
+        start, stop = self.bounds(block)
         return self._random(1, block).permutation(stop - start)
 
     def bucket_order(self, bucket: int) -> npt.NDArray[np.int64]:
         """Return the order in which the gathered rows of a bucket are written."""
-        start, stop = self.bucket_bounds(bucket)
+        start, stop = self.bounds(bucket)
         return self._random(2, bucket).permutation(stop - start)
 
     def counts(self) -> npt.NDArray[np.int64]:
@@ -94,16 +83,15 @@ class ShufflePlan:
 
         Returns
         -------
-        ndarray of shape (n_blocks, n_buckets)
+        ndarray of shape (n_blocks, n_blocks)
             Its rows add up to the blocks, its columns to the buckets.
         """
-        sizes = [b - a for a, b in map(self.bucket_bounds, range(self.n_buckets))]
-        room = np.array(sizes, np.int64)
-        table = np.empty((self.n_blocks, self.n_buckets), np.int64)
+        sizes = np.array([b - a for a, b in map(self.bounds, range(self.n_blocks))], np.int64)
+        room = sizes.copy()
+        table = np.empty((self.n_blocks, self.n_blocks), np.int64)
         random = self._random(0, 0)
         for block in range(self.n_blocks):
-            start, stop = self.block_bounds(block)
-            table[block] = spread(stop - start, room, int(random.integers(int(room.sum()))))
+            table[block] = spread(int(sizes[block]), room, int(random.integers(int(room.sum()))))
             room -= table[block]
         return table
 
@@ -138,7 +126,7 @@ def spread(n: int, room: npt.NDArray[np.int64], offset: int) -> npt.NDArray[np.i
 def plan_shuffle(
     n_samples: int, row_bytes: int, chunk_rows: int, seed: int, block_bytes: int | None = None
 ) -> ShufflePlan:
-    """Cut a store into blocks and buckets of about `block_bytes` each.
+    """Cut a store into blocks of about `block_bytes`, at least a chunk.
 
     Parameters
     ----------
@@ -154,10 +142,9 @@ def plan_shuffle(
         Default: `default_block_bytes`.
 
     >>> plan = plan_shuffle(1_000_000, 1536, 16384, seed=0)
-    >>> plan.n_blocks, plan.n_buckets, plan.n_chunks
-    (12, 13, 62)
+    >>> plan.n_blocks, plan.n_chunks
+    (13, 62)
     """
     size = default_block_bytes(n_samples * row_bytes) if block_bytes is None else block_bytes
-    block_rows = max(1, size // row_bytes)
-    bucket_rows = max(1, block_rows // chunk_rows) * chunk_rows
-    return ShufflePlan(n_samples, min(block_rows, n_samples), bucket_rows, chunk_rows, seed)
+    chunks = max(1, size // (row_bytes * chunk_rows))
+    return ShufflePlan(n_samples, chunks * chunk_rows, chunk_rows, seed)
