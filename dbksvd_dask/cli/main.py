@@ -12,7 +12,11 @@ import click
 from dbksvd_dask.errors import DBKSVDError
 
 # name -> module holding a click command called `command`; loaded on use, so `dbksvd --help` stays quick
-COMMANDS: dict[str, tuple[str, str]] = {}
+COMMANDS: dict[str, tuple[str, str]] = {
+    "import": ("dbksvd_dask.cli.import_", "Turn activations on disk into a store."),
+    "shuffle": ("dbksvd_dask.cli.shuffle", "Mix the rows of a store, out of core."),
+    "info": ("dbksvd_dask.cli.info", "Describe a store, a dictionary, codes or a checkpoint."),
+}
 
 
 class LazyGroup(click.Group):

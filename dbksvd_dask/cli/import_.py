@@ -1,0 +1,107 @@
+"""`dbksvd import`: files of many layouts to an activation store."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from dbksvd_dask.cli import common
+
+
+@click.command("import")
+@click.argument("source", metavar="SRC", type=click.Path())
+@click.argument("path", metavar="DST", type=click.Path())
+@click.option("--array", help="Name of the array, dataset, tensor or column with the activations.")
+@click.option("--aligned", multiple=True, metavar="NAME", help="Keep this array beside the rows; repeatable.")
+@click.option("--format", "format", help="npy, npz, safetensors, hdf5, arrow, parquet, torch, raw or zarr.")
+@click.option("--dtype", help="dtype of a raw file; bfloat16 also for two-byte numbers saved by NumPy.")
+@click.option("--n-features", type=int, help="Width of the rows of a raw file.")
+@click.option("--mask", type=click.Path(), help="A .npy file: rows with 0 or False in it are left out.")
+@click.option("--mask-array", metavar="NAME", help="The same from an array of the files, as attention_mask.")
+@click.option("--drop-first-token", is_flag=True, help="Leave out the first token of each sequence.")
+@click.option("--drop-outliers", type=float, metavar="FACTOR", help="Leave out rows above FACTOR x median norm.")
+@click.option(
+    "--nonfinite",
+    type=click.Choice(["error", "drop", "keep"]),
+    default="error",
+    show_default=True,
+    help="Rows with NaN or infinite values.",
+)
+@click.option("--source-row", is_flag=True, help="Keep the number that each row had in the files.")
+@click.option("--chunk-rows", type=click.IntRange(1), help="Rows per chunk; default: 16 to 32 MiB.")
+@click.option("--compressor", type=click.Choice(["zstd", "blosc"]), help="Default: none, which reads fastest.")
+@common.force_option
+@common.plan_option
+@common.json_option
+def command(source: str, path: str, as_json: bool, show_plan: bool, **options: Any) -> None:
+    """Turn activations on disk into a store that `fit` and `encode` read at full speed.
+
+    SRC is a file, a folder or a quoted pattern: .npy .npz .safetensors .h5 .parquet .arrow .pt, raw memory maps
+    (.bin .raw .dat .mmap), Zarr, or a saved Hugging Face dataset such as an activation cache of SAELens. Arrays
+    of shape (sequence, token, feature) become rows. Many files go in natural order: shard_2 before shard_10.
+
+    DST appears when it is complete. If the import is interrupted, the same command goes on where it stopped.
+
+    \b
+    dbksvd import activations.npy store.zarr
+    dbksvd import 'shards/*.safetensors' store.zarr --array layer_12 --aligned token_ids
+    dbksvd import cache/ store.zarr --drop-first-token --drop-outliers 10
+    dbksvd import acts.bin store.zarr --dtype bfloat16 --n-features 2304
+    """  # noqa: D301 - click needs the backspace character itself
+    from dbksvd_dask.import_job import import_activations
+
+    if show_plan:
+        planned = _plan(source, path, **options)
+        common.report(planned, as_json)
+        return
+    with common.progress(as_json) as callbacks:
+        result = import_activations(source, path, callbacks=callbacks, **options)
+    text = (
+        f"{result.path}: {result.n_samples} x {result.n_features} {result.dtype} "
+        f"({common.format_bytes(result.nbytes)}) from {result.n_files} file(s) in "
+        f"{common.format_seconds(result.seconds)}, checksums verified"
+    )
+    if result.chunks_kept:
+        text += f"; went on after {result.chunks_kept} of {result.chunks_kept + result.chunks_written} chunks"
+    if any(result.dropped.values()):
+        text += "; rows left out: " + ", ".join(f"{k} {v}" for k, v in result.dropped.items() if v)
+    common.report(asdict(result), as_json, text)
+
+
+def _plan(source: str, path: str, force: bool, **options: Any) -> dict[str, Any]:
+    from dbksvd_dask.import_job import ImportJob
+    from dbksvd_dask.importers.selection import Rules
+    from dbksvd_dask.job_tools import N_THREADS
+    from dbksvd_dask.store.dtypes import stored_dtype
+
+    names = ("mask", "mask_array", "drop_first_token", "drop_outliers", "nonfinite")
+    rules = Rules(**{name: options.pop(name) for name in names})
+    job = ImportJob(source, path, rules=rules, force=force, **options)
+    try:
+        rows, width = job.rows.n_rows, job.rows.n_features
+        chunk = job.chunk_rows * width * stored_dtype(job.rows.dtype).itemsize
+        total = rows * width * stored_dtype(job.rows.dtype).itemsize
+        began = time.perf_counter()
+        sample = job.rows.read(0, min(rows, job.chunk_rows))
+        read = (time.perf_counter() - began) / sample.nbytes
+        write = common.write_seconds(path)
+        passes = 2 if rules.reads_rows else 1
+        # reading and writing overlap; the read-back for the checksum comes on top
+        seconds = None if write is None else total * (max(read, write / (1 << 25)) + passes * read)
+    finally:
+        job.close()
+    return {
+        "source": job.rows.source,
+        "files": len(job.rows.members),
+        "rows": rows,
+        "features": width,
+        "dtype": job.rows.dtype,
+        "passes": passes,
+        "bytes_read": common.format_bytes(total * passes),
+        "bytes_written": f"at most {common.format_bytes(total)}",
+        "memory": f"about {common.format_bytes((N_THREADS + 1) * chunk + 2.5e8)}",
+        "estimated_time": None if seconds is None else f"about {common.format_seconds(seconds)}",
+    }

@@ -1,0 +1,64 @@
+"""`dbksvd info`: what lies at a path.
+
+A describer is a function that takes a path and returns the fields to show, or None when the path holds something
+else. It is listed below by name, so that nothing is imported before it is asked.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from dbksvd_dask.cli import common
+from dbksvd_dask.errors import InputError
+from dbksvd_dask.store import remote
+
+Describer = Callable[[str, bool], dict[str, Any] | None]
+
+# asked in this order; "module:function" with the signature of `Describer` (path, verify)
+DESCRIBERS: list[str] = [
+    "dbksvd_dask.cli.info_activations:describe_unfinished",
+    "dbksvd_dask.cli.info_activations:describe_activations",
+    "dbksvd_dask.cli.info_activations:describe_source",
+]
+
+
+def describe(path: str, verify: bool = False) -> dict[str, Any]:
+    """Return what is known about a path, from the first describer that knows it.
+
+    Parameters
+    ----------
+    path : path or fsspec URL
+        A store, a dictionary, codes, a checkpoint, or files that can be imported.
+    verify : bool
+        Also read everything and compare checksums, where there are any.
+    """
+    if not remote.exists(path):
+        unfinished = remote.exists(f"{remote.normalise(path)}.partial")
+        hint = f"; unfinished work is at {path}.partial" if unfinished else ""
+        raise InputError(f"nothing at {path}{hint}")
+    for entry in DESCRIBERS:
+        module, function = entry.split(":")
+        describer: Describer = getattr(importlib.import_module(module), function)
+        found = describer(remote.normalise(path), verify)
+        if found is not None:
+            return found
+    raise InputError(f"{path} is nothing that dbksvd knows; `dbksvd import --help` lists what can be imported")
+
+
+@click.command("info")
+@click.argument("path", type=click.Path())
+@click.option("--verify", is_flag=True, help="Read everything and compare it with the checksums.")
+@common.json_option
+def command(path: str, verify: bool, as_json: bool) -> None:
+    """Describe a store, a dictionary, codes, a checkpoint, or files that can be imported.
+
+    \b
+    dbksvd info store.zarr
+    dbksvd info store.zarr --verify
+    dbksvd info activations.safetensors
+    """  # noqa: D301 - click needs the backspace character itself
+    common.report(describe(path, verify), as_json)

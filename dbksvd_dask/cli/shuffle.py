@@ -1,0 +1,82 @@
+"""`dbksvd shuffle`: a store rewritten in random order."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from dbksvd_dask.cli import common
+
+
+@click.command("shuffle")
+@click.argument("source", metavar="SRC", type=click.Path())
+@click.argument("path", metavar="DST", type=click.Path())
+@click.option("--seed", type=click.IntRange(0), required=True, help="Decides the order.")
+@click.option("--block-bytes", type=common.Size(), help="Mixed in memory at a time; default: 128MiB.")
+@click.option("--chunk-rows", type=click.IntRange(1), help="Rows per chunk; default: as in SRC.")
+@click.option("--compressor", type=click.Choice(["zstd", "blosc"]), help="Default: none, which reads fastest.")
+@click.option("--scratch", type=click.Path(), help="Folder for the first pass; default: beside DST.")
+@common.force_option
+@common.plan_option
+@common.json_option
+def command(source: str, path: str, as_json: bool, show_plan: bool, **options: Any) -> None:
+    """Mix the rows of a store, so that every batch of a fit is a sample of the whole.
+
+    Neighbouring rows of most stores come from the same text. A fit reads whole chunks, and learns badly from
+    batches that are all alike. Shuffle once; labels and other aligned arrays go along. It needs room for two
+    further copies of the store while it runs, and memory for about three blocks.
+
+    The figure that is printed is the variance of batch means relative to a full shuffle: 1 is perfect, hundreds
+    are common before. DST appears when it is complete; after an interruption the same command goes on.
+
+    \b
+    dbksvd shuffle store.zarr mixed.zarr --seed 0
+    """  # noqa: D301 - click needs the backspace character itself
+    from dbksvd_dask.shuffle_job import shuffle_activations
+
+    if show_plan:
+        common.report(_plan(source, path, **options), as_json)
+        return
+    with common.progress(as_json) as callbacks:
+        result = shuffle_activations(source, path, callbacks=callbacks, **options)
+    text = (
+        f"{result.path}: {result.n_samples} x {result.n_features} ({common.format_bytes(result.nbytes)}) in "
+        f"{common.format_seconds(result.seconds)}; variance of batch means relative to a full shuffle: "
+        f"{_figure(result.mixing_after)} (before: {_figure(result.mixing_before)})"
+    )
+    kept, done = result.chunks_kept + result.blocks_kept, result.chunks_written + result.blocks_written
+    if kept:
+        text += f"; went on after {kept} of {kept + done} parts"
+    common.report(asdict(result), as_json, text)
+
+
+def _figure(value: float | None) -> str:
+    return "not defined" if value is None else f"{value:.2f}"
+
+
+def _plan(source: str, path: str, **options: Any) -> dict[str, Any]:
+    from dbksvd_dask.shuffle_job import ShuffleJob
+
+    job = ShuffleJob(source, path, **options)
+    began = time.perf_counter()
+    sample = job.reader.read_stored(*job.reader.chunk_bounds(0))
+    read = (time.perf_counter() - began) / sample.nbytes
+    write = common.write_seconds(path)
+    block = job.plan.block_rows * job.nbytes / job.plan.n_samples
+    return {
+        "source": job.reader.path,
+        "rows": job.reader.n_samples,
+        "features": job.reader.n_features,
+        "passes": 2,
+        "blocks": job.plan.n_blocks,
+        "bytes_read": common.format_bytes(2 * job.nbytes),
+        "bytes_written": common.format_bytes(2 * job.nbytes),
+        "scratch": f"{common.format_bytes(job.nbytes)} at {job.scratch}",
+        "memory": f"about {common.format_bytes(3 * min(block, job.nbytes) + 2.5e8)}",
+        "estimated_time": None
+        if write is None
+        else f"about {common.format_seconds(2 * job.nbytes * (read + write / (1 << 25)))}",
+    }
