@@ -8,6 +8,11 @@ from dbksvd_dask.kernels._jit import jit
 
 
 @jit
+def _precedes(size, r, other_size, other_r):
+    return size > other_size or (size == other_size and r < other_r)
+
+
+@jit
 def insert_largest(atom, coefficient, first_sample, sample, value):
     """Insert a block of codes into the lists.
 
@@ -28,17 +33,14 @@ def insert_largest(atom, coefficient, first_sample, sample, value):
             if j < 0 or x == 0.0:
                 continue
             size = abs(x)
-            t = n_top
-            # an empty place has value 0, which every coefficient exceeds
-            while t > 0 and (
-                size > abs(value[j, t - 1]) or (size == abs(value[j, t - 1]) and r < sample[j, t - 1])
-            ):
-                t -= 1
-            if t == n_top:
+            t = n_top - 1
+            # most coefficients end here; an empty place has value 0, which every coefficient exceeds
+            if not _precedes(size, r, abs(value[j, t]), sample[j, t]):
                 continue
-            for u in range(n_top - 1, t, -1):
-                value[j, u] = value[j, u - 1]
-                sample[j, u] = sample[j, u - 1]
+            while t > 0 and _precedes(size, r, abs(value[j, t - 1]), sample[j, t - 1]):
+                value[j, t] = value[j, t - 1]
+                sample[j, t] = sample[j, t - 1]
+                t -= 1
             value[j, t] = x
             sample[j, t] = r
 
