@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import dask
 import dask.array as da
 import numpy as np
+from dask._task_spec import Task
 from dask.callbacks import Callback as DaskCallback
 from dask.delayed import Delayed, delayed
 
@@ -36,6 +37,7 @@ from dbksvd_dask.store.code_sums import CodeSums
 from dbksvd_dask.store.code_writer import CodesWriter, UnitWritten
 from dbksvd_dask.store.rows import RowReader
 from dbksvd_dask.store.sources import LazySource, Source, StoreRows
+from dbksvd_dask.tasks import Tasks
 
 # Parts that one task adds up. Eight keeps a batch of 65,536 rows at one level of sums, and bounds the memory of
 # a sum to eight partial products.
@@ -134,7 +136,7 @@ def _chunk_rows(source: Source, rows: np.ndarray) -> Any:
 # ---------------------------------------------------------------------------------------------- graph
 
 
-def _gram(names: _Names, D: Delayed, n_atoms: int, g: int) -> Delayed:
+def _gram(names: Any, D: Any, n_atoms: int, g: int) -> Any:
     """Tiles of the gram's upper triangle as tasks of their own, then one that puts them together."""
     bounds = encode.gram_bounds(n_atoms)
     tile = one_blas_thread(encode.gram_tile)
@@ -150,7 +152,7 @@ def _assemble(n_atoms: int, tiles: list[np.ndarray]) -> np.ndarray:
     return chunk.frozen(encode.assemble_gram(n_atoms, tiles))
 
 
-def _tree(names: _Names, label: str, index: tuple[int, ...], parts: list[Delayed]) -> list[Delayed]:
+def _tree(names: Tasks, label: str, index: tuple[int, ...], parts: list[Any]) -> list[Any]:
     """Add parts in the fixed order of `plan.tree_levels`, all but the last level."""
     for depth, spans in enumerate(plan.tree_levels(len(parts), FAN_IN)[:-1]):
         parts = [
@@ -163,10 +165,10 @@ def _tree(names: _Names, label: str, index: tuple[int, ...], parts: list[Delayed
 class _Stage(NamedTuple):
     """The tasks of one group: new atoms, states after its update, and what was counted on the way."""
 
-    dictionary: Delayed
-    states: list[Delayed]
-    stats: list[Delayed]
-    counts: Delayed
+    dictionary: Any
+    states: list[Any]
+    stats: list[Any]
+    counts: Any
 
 
 def _encode_first(
@@ -205,8 +207,8 @@ def _counts_of(stats: list[chunk.ChunkStats]) -> np.ndarray:
 
 
 def _update(
-    names: _Names, spec: BatchSpec, g: int, D: Delayed, rounds: chunk.Rounds, states: list[Delayed]
-) -> tuple[list[Delayed], list[Delayed]]:
+    names: Tasks, spec: BatchSpec, g: int, D: Any, rounds: chunk.Rounds, states: list[Any]
+) -> tuple[list[Any], list[Any]]:
     """Rounds of one group: new atoms of each round, and the states after the last."""
     new_atoms = []
     for r, members in enumerate(rounds.atoms):
@@ -241,12 +243,12 @@ def _fresh_atoms(spec: BatchSpec, group: plan.Group, n_features: int, iteration:
 
 
 def _stage(
-    names: _Names,
+    names: Tasks,
     spec: BatchSpec,
     g: int,
     iteration: int,
     D: np.ndarray,
-    encode_tasks: Callable[[Delayed, Delayed, EncodeSpec, chunk.Rounds], list[Delayed]],
+    encode_tasks: Callable[[Any, Any, EncodeSpec, chunk.Rounds], list[Any]],
 ) -> _Stage:
     """Encode and update one group of atoms."""
     group = spec.groups[g]
@@ -259,7 +261,7 @@ def _stage(
     counts = names.call(_counts_of, "counts", (g,), stats)
     new, states = _update(names, spec, g, own, rounds, states)
     members = list(rounds.atoms)
-    candidates: list[Delayed] = []
+    candidates: list[Any] = []
     if spec.dead_atoms == "residual":
         candidates = [
             names.call(chunk.worst_samples, "worst", (g, c), state, own, members, new, counts)
@@ -282,13 +284,13 @@ def build_batch(
     D : (n_atoms, n_features) current dictionary
     mean : (n_features,) taken off every sample, or None
     """
-    names = _Names(iteration)
+    names = Tasks(iteration)
     refs = [_chunk_rows(source, rows[a:b]) for a, b in plan.split_rows(rows.size, spec.chunk_size)]
     centre = None if mean is None else names.data(mean, "mean")
     stages: list[_Stage] = []
     for g in range(len(spec.groups)):
 
-        def encode_tasks(own: Any, gram: Any, how: EncodeSpec, rounds: chunk.Rounds, g: int = g) -> list[Delayed]:
+        def encode_tasks(own: Any, gram: Any, how: EncodeSpec, rounds: chunk.Rounds, g: int = g) -> list[Any]:
             if g == 0:
                 return [
                     names.call(_encode_first, "encode", (g, c), ref, centre, spec.dtype, own, gram, how, rounds)
@@ -306,15 +308,8 @@ def build_batch(
         names.call(chunk.after_update, "metrics", (c,), state, stats)
         for c, (state, stats) in enumerate(zip(last.states, last.stats, strict=True))
     ]
-    return names.call(
-        _collect,
-        "batch",
-        (),
-        [s.dictionary for s in stages],
-        [s.counts for s in stages],
-        last.stats,
-        after,
-    )
+    dictionaries, counts = [s.dictionary for s in stages], [s.counts for s in stages]
+    return names.finish(names.call(_collect, "batch", (), dictionaries, counts, last.stats, after))
 
 
 def _collect(
@@ -355,7 +350,7 @@ def run_batch(graph: Delayed) -> BatchResult:
 
 def count_tasks(graph: Delayed) -> int:
     """Tasks of a graph."""
-    return len(graph.__dask_graph__())
+    return sum(1 for _ in graph.__dask_graph__())
 
 
 # ---------------------------------------------------------------------------------------------- encoding
@@ -391,14 +386,14 @@ def build_evaluation(
     source: Source, rows: np.ndarray, D: np.ndarray, how: EncodePlan, chunk_size: int, iteration: int = 0
 ) -> Delayed:
     """Graph that encodes rows and merges their metrics: computing it gives (Moments, number of nonzeros)."""
-    names = _Names(iteration)
+    names = Tasks(iteration)
     dictionary = names.data(D, "dictionary")
     gram = _gram(names, dictionary, D.shape[0], 0)
     parts = [
         names.call(evaluate_block, "evaluate", (c,), _chunk_rows(source, rows[a:b]), dictionary, gram, how)
         for c, (a, b) in enumerate(plan.split_rows(rows.size, chunk_size))
     ]
-    return names.call(_merge_evaluation, "evaluation", (), parts)
+    return names.finish(names.call(_merge_evaluation, "evaluation", (), parts))
 
 
 def _merge_evaluation(parts: list[tuple[Moments, int]]) -> tuple[Moments, int]:
@@ -407,12 +402,12 @@ def _merge_evaluation(parts: list[tuple[Moments, int]]) -> tuple[Moments, int]:
 
 def build_sum(source: Source, rows: np.ndarray, chunk_size: int, dtype: Any) -> Delayed:
     """Graph of the float64 sum of rows over samples: (n_features,). Checks them for NaN on the way."""
-    names = _Names(0)
+    names = Tasks()
     parts = [
         names.call(_sum_block, "mean", (c,), _chunk_rows(source, rows[a:b]), dtype)
         for c, (a, b) in enumerate(plan.split_rows(rows.size, chunk_size))
     ]
-    return names.call(_add_all, "mean-sum", (), parts)
+    return names.finish(names.call(_add_all, "mean-sum", (), parts))
 
 
 def _sum_block(rows: Any, dtype: Any) -> np.ndarray:
@@ -428,54 +423,55 @@ def _add_all(parts: list[np.ndarray]) -> np.ndarray:
 
 def build_rows(source: Source, rows: np.ndarray, mean: np.ndarray | None, dtype: Any) -> Delayed:
     """Graph that loads some rows, widened and centred: (n, n_features)."""
-    return _Names(0).call(_load, "rows", (), _chunk_rows(source, rows), mean, dtype)
+    names = Tasks()
+    return names.finish(names.call(_load, "rows", (), _chunk_rows(source, rows), mean, dtype))
 
 
-def build_encoding(
+def _encoding(
     source: Source, D: np.ndarray, how: EncodePlan, block_rows: int
-) -> tuple[list[Delayed], list[int]]:
+) -> tuple[Tasks, list[Any], list[int]]:
     """Tasks that encode a whole source, block by block, and the rows of each block."""
-    names = _Names(0)
+    names = Tasks()
     dictionary = names.data(D, "dictionary")
     gram = _gram(names, dictionary, D.shape[0], 0)
     spans = plan.split_rows(source.n_samples, block_rows)
-    blocks = [
-        names.call(
-            encode_block,
-            "encode",
-            (c,),
-            _chunk_rows(source, np.arange(a, b, dtype=np.int64)),
-            dictionary,
-            gram,
-            how,
-        )
-        for c, (a, b) in enumerate(spans)
-    ]
-    return blocks, [b - a for a, b in spans]
+    blocks = []
+    for c, (a, b) in enumerate(spans):
+        rows = _chunk_rows(source, np.arange(a, b, dtype=np.int64))
+        blocks.append(names.call(encode_block, "encode", (c,), rows, dictionary, gram, how))
+    return names, blocks, [b - a for a, b in spans]
 
 
 def encode_now(source: Source, D: np.ndarray, how: EncodePlan, block_rows: int) -> tuple[np.ndarray, np.ndarray]:
     """Encode a whole source on the current scheduler: atom (n, k) and coefficient (n, k)."""
-    blocks, _ = build_encoding(source, D, how, block_rows)
-    (pairs,) = dask.compute(blocks)
+    names, blocks, _ = _encoding(source, D, how, block_rows)
+    (codes,) = dask.compute(names.finish(names.call(_stack, "codes", (), blocks)))
+    return codes
+
+
+def _stack(pairs: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([p[0] for p in pairs]), np.concatenate([p[1] for p in pairs])
 
 
 def encode_lazily(source: Source, D: np.ndarray, how: EncodePlan, block_rows: int) -> tuple[da.Array, da.Array]:
     """Encode a whole source when asked: Dask arrays atom (n, k) and coefficient (n, k)."""
-    blocks, sizes = build_encoding(source, D, how, block_rows)
-    k = how.spec.k
-
-    def gather(which: Callable[[Any], Any], dtype: Any) -> da.Array:
-        take = delayed(which, pure=False)
-        return da.concatenate(
-            [da.from_delayed(take(b), (n, k), dtype=dtype) for b, n in zip(blocks, sizes, strict=True)]
-        )
-
-    return gather(_first, np.int32), gather(_second, how.dtype)
+    names, blocks, sizes = _encoding(source, D, how, block_rows)
+    return (
+        _as_array(names, "atom", _first, blocks, (tuple(sizes), (how.spec.k,)), np.int32),
+        _as_array(names, "coefficient", _second, blocks, (tuple(sizes), (how.spec.k,)), how.dtype),
+    )
 
 
-# ---------------------------------------------------------------------------------------------- encode job
+def _as_array(
+    names: Tasks, label: str, which: Callable[[Any], Any], blocks: list[Any], chunks: Any, dtype: Any
+) -> da.Array:
+    """One of the two arrays of a list of code tasks, as a Dask array."""
+    name = f"{label}-{uuid.uuid4().hex}"
+    graph = dict(names.graph)
+    for i, block in enumerate(blocks):
+        graph[(name, i, 0)] = Task((name, i, 0), which, block)
+    return da.Array(graph, name, chunks, dtype=dtype)
+
 
 # Rows that a task of the encode job widens and encodes at a time: enough for full speed, and a task then needs
 # the memory of its stored chunk and little more.
@@ -495,18 +491,20 @@ def encode_unit(
     """
     goal = writer.plan
     first, stop = goal.unit_bounds(unit)
-    raw = reader.read(first, stop)
     atom = np.empty((stop - first, how.spec.k), np.int32)
     coefficient = np.empty((stop - first, how.spec.k), goal.coefficient_dtype)
     sums = []
-    for a, b in plan.split_rows(stop - first, BLOCK_ROWS):
-        where = StoreRows(reader, np.arange(first + a, first + b)).where
-        Y = _prepare(raw[a:b], where, how.mean, how.dtype)
-        atom[a:b], exact = encode.encode_rows(Y, D, gram, how.spec)
-        coefficient[a:b] = _narrow(exact, goal.coefficient_dtype)
-        # the error of what is stored, not of what was computed
-        R = encode.residual(Y, atom[a:b], coefficient[a:b].astype(how.dtype), D)
-        sums.append(reconstruction_moments(Y, R))
+    for start in range(first, stop, goal.chunk_rows):
+        raw = reader.read(start, min(start + goal.chunk_rows, stop))
+        for a, b in plan.split_rows(raw.shape[0], BLOCK_ROWS):
+            where = StoreRows(reader, np.arange(start + a, start + b)).where
+            Y = _prepare(raw[a:b], where, how.mean, how.dtype)
+            part = slice(start - first + a, start - first + b)
+            atom[part], exact = encode.encode_rows(Y, D, gram, how.spec)
+            coefficient[part] = _narrow(exact, goal.coefficient_dtype)
+            # the error of what is stored, not of what was computed
+            R = encode.residual(Y, atom[part], coefficient[part].astype(how.dtype), D)
+            sums.append(reconstruction_moments(Y, R))
     total = CodeSums.of(merge_moments(sums), atom, coefficient, first, (goal.n_atoms, goal.n_top))
     return writer.write_unit(unit, atom, coefficient, total)
 
