@@ -17,6 +17,7 @@ All functions take their namespace from their arguments: numpy, CuPy or any arra
 
 from __future__ import annotations
 
+import sys
 from typing import Any, NamedTuple
 
 # A step whose remainder is below this share of what it was taken from is rounding, not direction (float32).
@@ -34,8 +35,10 @@ class LanczosState(NamedTuple):
 
 
 def namespace(array: Any) -> Any:
-    """Array namespace of `array`: numpy, cupy or what its `__array_namespace__` says."""
-    return array.__array_namespace__()
+    """Array namespace of `array`: what its `__array_namespace__` says, or CuPy, whose arrays do not say it."""
+    if hasattr(array, "__array_namespace__"):
+        return array.__array_namespace__()
+    return sys.modules[type(array).__module__.partition(".")[0]]
 
 
 def row_dots(a: Any, b: Any) -> Any:
