@@ -323,9 +323,7 @@ def _drive(
             )
         return 0, job.plan.n_samples, dict(codes_attributes(job.path)["metrics"])
     if finish and CodesWriter.begun(job.path) is None:
-        raise StoreError(
-            f"no encode was begun at {job.path}; run its parts first, with --part 1/{job.plan.n_units}"
-        )
+        raise StoreError(f"no encode was begun at {job.path}; run its parts first, such as --part 1/4")
     job.init(begin_again=part is None and not finish)
     if finish:
         return 0, job.plan.n_samples, job.finish()

@@ -1,0 +1,98 @@
+"""The encode job against the same encode from memory, in samples per second, and its peak memory.
+
+    python -m benchmarks.jobs_encode --json
+    python -m benchmarks.jobs_encode --samples 2621440 --repeats 1 --job-only --json      # 4 GB: memory
+
+"The same encode" is the call `encode(array, ...)` of the library: the rows lie in memory as float16, the codes
+stay there, no metrics are taken. The job reads the rows from its store, encodes, measures the reconstruction,
+gathers the statistics per atom and writes all of it. Runs alternate and the best of each counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import tempfile
+import time
+from typing import Any
+
+import dask
+import numpy as np
+
+from benchmarks._stores import write_store
+from dbksvd_dask import encode
+from dbksvd_dask.encode_job import encode_store
+from dbksvd_dask.plan import random_atoms
+from dbksvd_dask.store.activations import open_rows
+from dbksvd_dask.store.dictionary import Dictionary
+
+
+def measure_encode(
+    folder: str,
+    n_samples: int = 131_072,
+    n_features: int = 768,
+    n_atoms: int = 4096,
+    k: int = 32,
+    repeats: int = 3,
+    job_only: bool = False,
+) -> dict[str, Any]:
+    """Time both encodes of one store; figures for one JSON line.
+
+    Parameters
+    ----------
+    folder : where the stores are written
+    job_only : leave out the encode from memory, whose rows and codes would count as peak memory
+    """
+    store, out = os.path.join(folder, "store.zarr"), os.path.join(folder, "codes.zarr")
+    nbytes = write_store(store, n_samples, n_features)
+    atoms = random_atoms(n_atoms, n_features, np.float32, 0)
+    dictionary = Dictionary(atoms, None, {"n_atoms": n_atoms, "k": k})
+    rows = None if job_only else open_rows(store).read(0, n_samples)
+    encode(made_small(rows, n_features), atoms, k)  # compiled before the clock runs
+    memory, job = [], []
+    for _ in range(repeats):
+        if rows is not None:
+            began = time.perf_counter()
+            encode(rows, atoms, k)
+            memory.append(time.perf_counter() - began)
+        shutil.rmtree(out, ignore_errors=True)
+        job.append(encode_store(store, dictionary, out).seconds)
+    result = {
+        "samples": n_samples,
+        "features": n_features,
+        "atoms": n_atoms,
+        "k": k,
+        "store_bytes": nbytes,
+        "threads": dask.system.CPU_COUNT,
+        "job_s": min(job),
+        "job_samples_per_s": n_samples / min(job),
+        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+    if memory:
+        result |= {"memory_s": min(memory), "ratio": min(memory) / min(job)}
+    return result
+
+
+def made_small(rows: np.ndarray | None, n_features: int) -> np.ndarray:
+    """A few rows to compile with."""
+    return np.ones((512, n_features), np.float16) if rows is None else rows[:512]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.jobs_encode", description=__doc__)
+    for name, value in (("samples", 131_072), ("features", 768), ("atoms", 4096), ("k", 32), ("repeats", 3)):
+        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--job-only", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    o = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        result = measure_encode(folder, o.samples, o.features, o.atoms, o.k, o.repeats, o.job_only)
+    print(json.dumps(result) if o.json else "\n".join(f"{name:20} {value}" for name, value in result.items()))
+
+
+if __name__ == "__main__":
+    main()
