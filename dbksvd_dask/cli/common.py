@@ -18,6 +18,9 @@ from dbksvd_dask.events import Callback, JobProgress
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+# Python with NumPy, Dask, xarray and Zarr loaded, before any data
+BASE_BYTES = 250_000_000
+
 _UNITS = {
     "": 1,
     "k": 10**3,
@@ -144,13 +147,17 @@ def report(fields: Mapping[str, Any], as_json: bool, text: str | None = None) ->
 
 
 def table(fields: Mapping[str, Any]) -> str:
-    """Lay out names and values in two columns; fields that are None are left out."""
+    """Lay out names and values in two columns; None is left out, bytes and seconds are put in words."""
     shown = {name.replace("_", " "): value for name, value in fields.items() if value is not None}
     width = max((len(name) for name in shown), default=0)
-    return "\n".join(f"{name:<{width}}  {_plain(value)}" for name, value in shown.items())
+    return "\n".join(f"{name:<{width}}  {_plain(value, name)}" for name, value in shown.items())
 
 
-def _plain(value: Any) -> str:
+def _plain(value: Any, name: str = "") -> str:
+    if isinstance(value, int | float) and name.endswith("bytes"):
+        return format_bytes(value)
+    if isinstance(value, int | float) and name.endswith("seconds"):
+        return format_seconds(value)
     if isinstance(value, Mapping):
         return ", ".join(f"{k} {_plain(v)}" for k, v in value.items()) or "none"
     if isinstance(value, list | tuple):

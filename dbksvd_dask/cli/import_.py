@@ -100,8 +100,8 @@ def _plan(source: str, path: str, force: bool, **options: Any) -> dict[str, Any]
         "features": width,
         "dtype": job.rows.dtype,
         "passes": passes,
-        "bytes_read": common.format_bytes(total * passes),
-        "bytes_written": f"at most {common.format_bytes(total)}",
-        "memory": f"about {common.format_bytes((N_THREADS + 1) * chunk + 2.5e8)}",
-        "estimated_time": None if seconds is None else f"about {common.format_seconds(seconds)}",
+        "read_bytes": total * passes,
+        "written_bytes": total,
+        "memory_bytes": (N_THREADS + 1) * chunk + common.BASE_BYTES,
+        "estimated_seconds": seconds,
     }

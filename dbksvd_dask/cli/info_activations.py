@@ -6,7 +6,6 @@ from typing import Any
 
 import zarr
 
-from dbksvd_dask.cli import common
 from dbksvd_dask.errors import DBKSVDError, InputError
 from dbksvd_dask.importers import find_files, open_file
 from dbksvd_dask.store import atomic, remote
@@ -29,7 +28,8 @@ def describe_unfinished(path: str, verify: bool) -> dict[str, Any] | None:
         "n_samples": plan.n_samples,
         "n_features": plan.n_features,
         "dtype": plan.dtype,
-        "chunks_written": f"{done} of {total}" if total is not None else done,
+        "chunks_written": done,
+        "n_chunks": total,
         "provenance": plan.attributes,
     }
 
@@ -49,16 +49,17 @@ def describe_activations(path: str, verify: bool) -> dict[str, Any] | None:
             return None
     reader = open_rows(path)
     names = aligned_names(reader, node) if isinstance(node, zarr.Group) else []
-    chunk_bytes = reader.chunk_rows * reader.n_features * reader.stored.itemsize
     fields: dict[str, Any] = {
         "kind": "activation store" if own else "Zarr array of rows",
         "path": path,
         "n_samples": reader.n_samples,
         "n_features": reader.n_features,
         "dtype": "bfloat16" if reader.bfloat16 else reader.stored.name,
-        "size": common.format_bytes(reader.nbytes),
-        "chunks": f"{reader.n_chunks} of {reader.chunk_rows} rows ({common.format_bytes(chunk_bytes)})",
-        "layout": "uncompressed, read directly" if reader.raw else "compressed or sharded, read through Zarr",
+        "bytes": reader.nbytes,
+        "n_chunks": reader.n_chunks,
+        "chunk_rows": reader.chunk_rows,
+        "chunk_bytes": reader.chunk_rows * reader.n_features * reader.stored.itemsize,
+        "layout": "uncompressed, read directly" if reader.raw else "read through Zarr's codecs",
         "aligned": {name: _aligned(node, name) for name in names},
         "mixing": attributes.get("mixing"),
         "provenance": attributes.get("provenance"),

@@ -45,14 +45,14 @@ class LazyGroup(click.Group):
 @click.option("-v", "--verbose", count=True, help="Log what happens; an error then shows its traceback.")
 @click.pass_context
 def cli(ctx: click.Context, verbose: int) -> None:
-    r"""Learn sparse dictionaries of neural-network activations, out of core.
+    """Learn sparse dictionaries of neural-network activations, out of core.
 
     \b
     A first look:        dbksvd demo
     Your own data:       dbksvd import activations.npy store.zarr
                          dbksvd fit store.zarr run --n-atoms 4096 --k 32
                          dbksvd encode store.zarr run codes.zarr
-    """
+    """  # noqa: D301 - click needs the backspace character itself
     ctx.ensure_object(dict)["verbose"] = verbose
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)

@@ -72,11 +72,10 @@ def _plan(source: str, path: str, **options: Any) -> dict[str, Any]:
         "features": job.reader.n_features,
         "passes": 2,
         "blocks": job.plan.n_blocks,
-        "bytes_read": common.format_bytes(2 * job.nbytes),
-        "bytes_written": common.format_bytes(2 * job.nbytes),
-        "scratch": f"{common.format_bytes(job.nbytes)} at {job.scratch}",
-        "memory": f"about {common.format_bytes(3 * min(block, job.nbytes) + 2.5e8)}",
-        "estimated_time": None
-        if write is None
-        else f"about {common.format_seconds(2 * job.nbytes * (read + write / (1 << 25)))}",
+        "read_bytes": 2 * job.nbytes,
+        "written_bytes": 2 * job.nbytes,
+        "scratch": job.scratch,
+        "scratch_bytes": job.nbytes,
+        "memory_bytes": round(3 * min(block, job.nbytes)) + common.BASE_BYTES,
+        "estimated_seconds": None if write is None else 2 * job.nbytes * (read + write / (1 << 25)),
     }

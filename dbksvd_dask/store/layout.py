@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import numpy.typing as npt
 import zarr
 from zarr.codecs import BloscCodec, ZstdCodec
 
+import dbksvd_dask
 from dbksvd_dask.errors import InputError, MismatchError
 from dbksvd_dask.store import atomic, remote
 from dbksvd_dask.store.dtypes import BFLOAT16, dtype_name, stored_dtype
@@ -128,14 +128,6 @@ def check_same(path: str, before: dict[str, Any], now: dict[str, Any]) -> None:
         )
 
 
-def package_version() -> str:
-    """Return the version of this package."""
-    try:
-        return version("dbksvd-dask")
-    except PackageNotFoundError:
-        return "unknown"
-
-
 def create_group(work: str, plan: StorePlan) -> None:
     """Make the empty group and its arrays."""
     if not remote.is_remote(work):
@@ -143,7 +135,7 @@ def create_group(work: str, plan: StorePlan) -> None:
     head = {
         "format": ACTIVATIONS_FORMAT,
         "format_version": ACTIVATIONS_VERSION,
-        "package_version": package_version(),
+        "package_version": dbksvd_dask.__version__,
         "complete": False,
         "provenance": plan.attributes,
     }
