@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import dask
@@ -66,22 +66,6 @@ class BatchResult(NamedTuple):
     n_dead: int
     encode_seconds: float
     update_seconds: float
-
-
-class _Names:
-    """Readable, unique task names: `encode-1f3a9c2e-0-7` shows as `encode` on the dashboard."""
-
-    def __init__(self, iteration: int) -> None:
-        self._prefix = f"{uuid.uuid4().hex[:8]}-{iteration}"
-
-    def call(self, function: Callable[..., Any], label: str, index: Sequence[int], *args: Any) -> Delayed:
-        """Delayed call of `function`, named after `label`."""
-        key = f"{label}-{self._prefix}-{'-'.join(map(str, index))}"
-        return delayed(function, pure=False, traverse=False)(*args, dask_key_name=key)
-
-    def data(self, value: Any, label: str) -> Delayed:
-        """Put a value into the graph once, under a name."""
-        return delayed(value, name=f"{label}-{self._prefix}", pure=False, traverse=False)
 
 
 # ---------------------------------------------------------------------------------------------- loading
@@ -473,6 +457,8 @@ def _as_array(
     return da.Array(graph, name, chunks, dtype=dtype)
 
 
+# ---------------------------------------------------------------------------------------------- encode job
+
 # Rows that a task of the encode job widens and encodes at a time: enough for full speed, and a task then needs
 # the memory of its stored chunk and little more.
 BLOCK_ROWS = 4096
@@ -523,18 +509,19 @@ def _narrow(coefficient: np.ndarray, dtype: str) -> np.ndarray:
 
 def hold_dictionary(D: np.ndarray) -> tuple[Delayed, Delayed]:
     """Dictionary and gram, computed once and kept where the tasks run."""
-    names = _Names(0)
+    names = Tasks()
     dictionary = names.data(np.ascontiguousarray(D), "dictionary")
-    return dask.persist(dictionary, _gram(names, dictionary, D.shape[0], 0))
+    gram = _gram(names, dictionary, D.shape[0], 0)
+    return dask.persist(names.finish(dictionary), names.finish(gram))
 
 
 def build_units(
     reader: RowReader, units: Iterable[int], held: tuple[Delayed, Delayed], how: EncodePlan, writer: CodesWriter
 ) -> Iterator[Delayed]:
     """Tasks that encode and write the units of a store, made when they are asked for."""
-    names = _Names(0)
     for unit in units:
-        yield names.call(encode_unit, "encode", (unit,), reader, unit, *held, how, writer)
+        names = Tasks()
+        yield names.finish(names.call(encode_unit, "encode", (unit,), reader, unit, *held, how, writer))
 
 
 def run_units(tasks: Iterator[Delayed], on_done: Callable[[UnitWritten], None]) -> None:
