@@ -20,6 +20,8 @@ Describer = Callable[[str, bool], dict[str, Any] | None]
 
 # asked in this order; "module:function" with the signature of `Describer` (path, verify)
 DESCRIBERS: list[str] = [
+    "dbksvd_dask.cli.info_results:describe_codes",
+    "dbksvd_dask.cli.info_results:describe_dictionary",
     "dbksvd_dask.cli.info_activations:describe_unfinished",
     "dbksvd_dask.cli.info_activations:describe_activations",
     "dbksvd_dask.cli.info_activations:describe_source",

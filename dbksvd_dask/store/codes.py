@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import zlib
 from typing import Any
 
 import dask.array as da
@@ -31,11 +32,11 @@ import zarr
 import dbksvd_dask
 from dbksvd_dask.errors import MismatchError, StoreError
 from dbksvd_dask.evaluate.codes import CodeMoments
-from dbksvd_dask.store import remote
+from dbksvd_dask.store import atomic, remote
 from dbksvd_dask.store.activations import _Sliced
 from dbksvd_dask.store.dictionary import Dictionary
 from dbksvd_dask.store.remote import PathLike
-from dbksvd_dask.store.rows import open_aligned
+from dbksvd_dask.store.rows import CHECKSUMS, RowReader, open_aligned
 
 CODES_FORMAT = "dbksvd-codes"
 CODES_VERSION = 1
@@ -127,6 +128,32 @@ def codes_attributes(path: PathLike) -> dict[str, Any]:
     return _checked(path)[1]
 
 
+def verify_codes(path: PathLike) -> int:
+    """Read all codes, compare every chunk with its checksums and return the number of chunks.
+
+    Raises
+    ------
+    StoreError
+        When a chunk is missing or differs; it lists all that differ.
+    """
+    text, _ = _checked(path)
+    group = remote.open_zarr(text)
+    assert isinstance(group, zarr.Group)
+    expected = np.asarray(group[CHECKSUMS][...])
+    readers = [_reader(text, name) for name in ("atom", "coefficient")]
+    bad = []
+    for chunk in range(len(expected)):
+        blocks = (reader.read_stored(*reader.chunk_bounds(chunk)) for reader in readers)
+        if [zlib.crc32(block.reshape(-1).view(np.uint8).data) for block in blocks] != expected[chunk].tolist():
+            bad.append(chunk)
+    if bad:
+        raise StoreError(
+            f"chunks {atomic.describe_parts(bad)} of {text} differ from their checksums; restore these files or "
+            "encode again"
+        )
+    return len(expected)
+
+
 def _checked(path: PathLike) -> tuple[str, dict[str, Any]]:
     """Refuse what is no finished codes store of this version; give its place and attributes."""
     text = remote.normalise(path)
@@ -153,8 +180,12 @@ def _checked(path: PathLike) -> tuple[str, dict[str, Any]]:
 
 
 def _lazy(path: str, name: str) -> da.Array:
-    # a chunk that is not there is damage, not a chunk of zeros
-    reader = dataclasses.replace(open_aligned(path, name), complete=True)
+    reader = _reader(path, name)
     chunks = (reader.chunk_rows, *reader.row_shape)
     rows: da.Array = da.from_array(_Sliced(reader), chunks=chunks, asarray=False)  # type: ignore[no-untyped-call]
     return rows
+
+
+def _reader(path: str, name: str) -> RowReader:
+    # a chunk that is not there is damage, not a chunk of zeros
+    return dataclasses.replace(open_aligned(path, name), complete=True)
