@@ -1,0 +1,213 @@
+"""Samples that are images: patches of a store, with the photographs they were cut from, or an array."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dbksvd_dask.errors import InputError
+from dbksvd_dask.plots import image_shape
+from dbksvd_dask.report.pack import Payload
+from dbksvd_dask.report.samples import Ids, Samples, has_array, read_rows
+from dbksvd_dask.report.sprites import encode_image, make_sheets
+from dbksvd_dask.store.rows import open_aligned, open_rows
+
+MAX_PHOTOS = 6
+# Samples beyond this are not searched for the ones that cover the photographs.
+MAX_PLACES = 20_000_000
+
+
+@dataclass(frozen=True, eq=False)
+class Cover:
+    """Samples that cover one photograph without gaps.
+
+    Attributes
+    ----------
+    image : int;  height, width : int
+    sample : int64 ndarray of shape (n,);  row, col : the place of each one's upper left pixel
+    """
+
+    image: int
+    height: int
+    width: int
+    sample: Ids
+    row: NDArray[np.int64]
+    col: NDArray[np.int64]
+
+
+class ArrayImages(Samples):
+    """Images given as an array.
+
+    Parameters
+    ----------
+    images : ndarray of shape (n_samples, height, width) or (n_samples, height, width, 3)
+        uint8, or floating point; the latter in [0, 1], or else scaled from its own range.
+    n_samples : int
+    """
+
+    kind = "image"
+
+    def __init__(self, images: NDArray[Any], n_samples: int) -> None:
+        super().__init__(n_samples)
+        if len(images) != n_samples:
+            raise InputError(f"received {len(images)} images for {n_samples} samples; give one image per sample")
+        sizes = images.shape[1:] if images.ndim == 4 else (*images.shape[1:], 1)
+        if images.ndim > 4 or sizes[2] not in (1, 3):
+            raise InputError(
+                f"images of shape {images.shape}; need (n_samples, height, width) or (n_samples, height, width, 3)"
+            )
+        self.shape = (int(sizes[0]), int(sizes[1]), int(sizes[2]))
+        self._images = images
+        self._range = _value_range(images)
+
+    def pixels(self, ids: Ids) -> NDArray[np.uint8]:
+        """Pictures of some samples, shape (n, height, width, 3)."""
+        return to_pixels(self._images[ids].reshape(len(ids), *self.shape), self._range)
+
+    def payload(self, ids: Ids) -> Payload:
+        """Sheets of the pictures."""
+        sheets = make_sheets("pictures", self.pixels(ids))
+        return Payload({"kind": self.kind, **sheets.head}, sheets.arrays)
+
+
+class StoreImages(Samples):
+    """Rows of an activation store that are pixels; with `image`, `row` and `col` also the photographs.
+
+    Parameters
+    ----------
+    store : path of the store
+    n_samples : int
+    shape : (height, width) or (height, width, 3), optional
+    """
+
+    kind = "image"
+
+    def __init__(self, store: str, n_samples: int, shape: Sequence[int] | None = None) -> None:
+        super().__init__(n_samples, store)
+        self._rows = open_rows(store)
+        if self._rows.n_samples < n_samples:
+            raise InputError(
+                f"{store} has {self._rows.n_samples} samples but the codes {n_samples}; give the store that was "
+                "encoded"
+            )
+        self.shape = image_shape(self._rows.n_features, shape)
+        self._range = (0.0, 1.0) if self.provenance.get("kind") == "image patches" else None
+        self._covers = self._find_covers()
+
+    def pixels(self, ids: Ids) -> NDArray[np.uint8]:
+        """Pictures of some samples, shape (n, height, width, 3)."""
+        rows = read_rows(self._rows, ids).astype(np.float32)
+        if self._range is None:
+            self._range = _value_range(rows)
+        return to_pixels(rows.reshape(len(ids), *self.shape), self._range)
+
+    def also(self) -> Ids | None:
+        """The samples that cover the photographs."""
+        return np.unique(np.concatenate([c.sample for c in self._covers])) if self._covers else None
+
+    def payload(self, ids: Ids) -> Payload:
+        """Sheets of the patches, the photographs, and which samples lie where."""
+        pixels = self.pixels(ids)
+        sheets = make_sheets("pictures", pixels)
+        arrays = dict(sheets.arrays)
+        photos = []
+        for number, cover in enumerate(self._covers):
+            places = np.searchsorted(ids, cover.sample)
+            photo = _assemble(cover, pixels[places])
+            arrays[f"photo_{number}"] = np.frombuffer(encode_image(photo, "JPEG"), np.uint8)
+            arrays |= {f"photo_{number}_sample": places.astype(np.int32)}
+            arrays |= {f"photo_{number}_{n}": getattr(cover, n).astype(np.int32) for n in ("row", "col")}
+            photos.append({"width": cover.width, "height": cover.height, "name": self._photo_name(cover.image)})
+        if photos:
+            arrays |= self._places(ids)
+        return Payload({"kind": self.kind, "photos": photos, **sheets.head}, arrays)
+
+    def _places(self, ids: Ids) -> dict[str, NDArray[Any]]:
+        """Photograph, row and column of each sample; photographs not on the page as -1."""
+        columns = {name: self._column(name, ids) for name in ("image", "row", "col")}
+        shown = np.array([c.image for c in self._covers])
+        place = np.searchsorted(shown, columns["image"])
+        known = shown[np.minimum(place, len(shown) - 1)] == columns["image"]
+        return {
+            "sample_photo": np.where(known, place, -1).astype(np.int16),
+            "sample_row": columns["row"].astype(np.int32),
+            "sample_col": columns["col"].astype(np.int32),
+        }
+
+    def _photo_name(self, image: int) -> str:
+        names = self.provenance.get("images")
+        return str(names[image]) if isinstance(names, list) and image < len(names) else f"image {image}"
+
+    def _column(self, name: str, ids: Ids | None = None) -> NDArray[np.int64]:
+        reader = open_aligned(str(self.store), name)
+        rows = reader.read(0, self.n_samples) if ids is None else read_rows(reader, ids)
+        return rows.ravel().astype(np.int64)
+
+    def _find_covers(self) -> list[Cover]:
+        if self.n_samples > MAX_PLACES or not all(has_array(str(self.store), n) for n in ("image", "row", "col")):
+            return []
+        image, row, col = (self._column(name) for name in ("image", "row", "col"))
+        covers = []
+        for number in np.unique(image)[:MAX_PHOTOS].tolist():
+            inside = np.flatnonzero(image == number)
+            cover = _cover(int(number), inside, row[inside], col[inside], self.shape)
+            if cover is not None:
+                covers.append(cover)
+        return covers
+
+
+def to_pixels(values: NDArray[Any], scale: tuple[float, float]) -> NDArray[np.uint8]:
+    """Pixels of pictures (n, height, width, 1 or 3) whose values lie between the two ends of `scale`."""
+    if values.dtype != np.uint8:
+        low, high = scale
+        level = (values.astype(np.float32) - low) / (high - low if high > low else 1.0)
+        values = np.rint(np.clip(level, 0.0, 1.0) * 255).astype(np.uint8)
+    return np.ascontiguousarray(np.broadcast_to(values, (*values.shape[:3], 3)))
+
+
+def _value_range(values: NDArray[Any]) -> tuple[float, float]:
+    """[0, 1] for values that lie in it, else their own smallest and largest."""
+    if values.dtype == np.uint8 or values.size == 0:
+        return 0.0, 1.0
+    low, high = float(values.min()), float(values.max())
+    return (0.0, 1.0) if low >= 0.0 and high <= 1.0 else (low, high)
+
+
+def _cover(
+    number: int, sample: Ids, row: NDArray[np.int64], col: NDArray[np.int64], shape: tuple[int, int, int]
+) -> Cover | None:
+    """Choose samples that cover a photograph: rows and columns of a grid as wide apart as patches allow."""
+    rows, cols = _starts(np.unique(row), shape[0]), _starts(np.unique(col), shape[1])
+    width = int(col.max()) + 1
+    key = row * width + col
+    order = np.argsort(key, kind="stable")
+    wanted = (rows[:, None] * width + cols[None, :]).ravel()
+    at = np.minimum(np.searchsorted(key[order], wanted), len(order) - 1)
+    found = order[at]
+    if not np.array_equal(key[found], wanted):
+        return None  # the patches do not lie on a grid
+    height = int(row.max()) + shape[0]
+    return Cover(number, height, width - 1 + shape[1], sample[found], row[found], col[found])
+
+
+def _starts(places: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """From sorted places the fewest, first and last included, that leave no gap wider than `size`."""
+    chosen = [int(places[0])]
+    while chosen[-1] < places[-1]:
+        reach = int(np.searchsorted(places, chosen[-1] + size, side="right")) - 1
+        following = int(places[reach])
+        chosen.append(following if following > chosen[-1] else int(places[reach + 1]))
+    return np.array(chosen)
+
+
+def _assemble(cover: Cover, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Put the covering patches in their places: (height, width, 3)."""
+    photo = np.zeros((cover.height, cover.width, 3), np.uint8)
+    _, height, width, _ = pixels.shape
+    for patch, r, c in zip(pixels, cover.row.tolist(), cover.col.tolist(), strict=True):
+        photo[r : r + height, c : c + width] = patch
+    return photo

@@ -1,0 +1,184 @@
+"""What a report is made from: a dictionary, its codes and the samples behind them, checked against each other."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+
+from dbksvd_dask.errors import InputError, MismatchError, StoreError
+from dbksvd_dask.evaluate.codes import CodeMoments
+from dbksvd_dask.evaluate.reconstruction import (
+    reconstruction_summary,
+    require_codes_of,
+    stream_reconstruction,
+)
+from dbksvd_dask.report.gather import CodeReader
+from dbksvd_dask.report.opening import is_store, open_samples
+from dbksvd_dask.report.samples import Samples
+from dbksvd_dask.store import remote
+from dbksvd_dask.store.codes import dictionary_fingerprint, open_codes, open_statistics, stored_code_moments
+from dbksvd_dask.store.dictionary import Dictionary, open_dictionary
+from dbksvd_dask.store.rows import fingerprint, open_rows
+
+logger = logging.getLogger(__name__)
+
+# Where codes carry no errors of their own, those of the first so many samples are measured.
+ERROR_SAMPLES = 262_144
+
+
+@dataclass(frozen=True, eq=False)
+class Errors:
+    """How well the codes give the samples back.
+
+    Attributes
+    ----------
+    histogram : int64 ndarray of shape (101,)
+        Samples by relative error: 100 equal bins over [0, 1), then those at 1 and above.
+    numbers : dict
+        Mean relative error, variance explained, FVU, cosine similarity, shrinkage.
+    n_samples : int
+    """
+
+    histogram: NDArray[np.int64]
+    numbers: dict[str, float | None]
+    n_samples: int
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """Everything a report reads."""
+
+    dictionary: Dictionary
+    reader: CodeReader
+    samples: Samples
+    moments: CodeMoments | None  # where the codes' store holds them already
+    errors: Errors | None
+    codes_about: dict[str, Any]
+
+
+def open_inputs(
+    run: Any,
+    codes: Any,
+    samples: Any = None,
+    activations: Any = None,
+    image_shape: Sequence[int] | None = None,
+    max_samples: int | None = None,
+) -> Inputs:
+    """Open everything and refuse what does not belong together; parameters as in `write_report`."""
+    dictionary = as_dictionary(run)
+    path = remote.normalise(codes) if isinstance(codes, str | os.PathLike) else None
+    dataset = codes if path is None else open_codes(path)
+    if not isinstance(dataset, xr.Dataset):
+        raise InputError(f"codes are a {type(dataset).__name__}; pass a codes store or what transform() returned")
+    require_same_dictionary(dataset, dictionary)
+    total = int(dataset.sizes["sample"])
+    found = open_samples(samples, total, image_shape) if samples is not None else _recorded(dataset, total)
+    reader = CodeReader(dataset, dictionary.n_atoms, max_samples)
+    whole = path is not None and reader.n_samples == total
+    statistics = open_statistics(path) if path is not None and whole else None
+    moments = None if statistics is None else stored_code_moments(statistics)
+    errors = _stored_errors(statistics)
+    if activations is not None or (errors is None and found.store is not None):
+        errors = measure_errors(reader, dictionary, found.store if activations is None else activations)
+    return Inputs(dictionary, reader, found, moments, errors, dict(dataset.attrs))
+
+
+def as_dictionary(run: Any) -> Dictionary:
+    """Open the dictionary of a run, or take it from a fitted estimator."""
+    if isinstance(run, Dictionary):
+        return run
+    if isinstance(run, str | os.PathLike):
+        return open_dictionary(run)
+    if not hasattr(run, "components_"):
+        raise InputError(
+            f"{type(run).__name__} is no dictionary; pass the folder of a fit, what open_dictionary returned, or "
+            "a fitted DBKSVD"
+        )
+    plain = (int, float, str, bool, tuple, type(None))
+    params = {name: value for name, value in run.get_params().items() if isinstance(value, plain)}
+    history = {str(name): np.asarray(values).tolist() for name, values in run.history_.data_vars.items()}
+    mean = run.mean_ if params.get("center", True) else None
+    return Dictionary(run.components_, mean, params, iteration=run.n_iter_, history=history)
+
+
+def require_same_dictionary(codes: xr.Dataset, dictionary: Dictionary) -> None:
+    """Refuse stored codes that were made with another dictionary."""
+    stated = codes.attrs.get("dictionary")
+    known = stated.get("fingerprint") if isinstance(stated, Mapping) else None
+    if known is not None and known != dictionary_fingerprint(dictionary):
+        place = f" ({stated['path']})" if isinstance(stated, Mapping) and stated.get("path") else ""
+        raise MismatchError(
+            f"the codes were made with another dictionary{place} of {codes.attrs.get('n_atoms')} atoms, this one "
+            f"has {dictionary.n_atoms}; give the run that made them, or encode again with `dbksvd encode`"
+        )
+
+
+def _recorded(codes: xr.Dataset, n_samples: int) -> Samples:
+    """The samples of the store that the codes name, if it is still there and says what they are."""
+    stated = codes.attrs.get("store")
+    path = stated.get("path") if isinstance(stated, Mapping) else None
+    if not path or not is_store(path):
+        return Samples(n_samples)
+    try:
+        if fingerprint(path) != stated["fingerprint"]:
+            return Samples(n_samples)
+        return open_samples(path, n_samples)
+    except (StoreError, InputError) as error:
+        logger.info("the report shows sample numbers only: %s", error)
+        return Samples(n_samples)
+
+
+_NUMBERS = ("mean_relative_error", "variance_explained", "fvu", "cosine_similarity", "shrinkage")
+
+
+def _stored_errors(statistics: xr.Dataset | None) -> Errors | None:
+    if statistics is None or not int(statistics["error_histogram"].sum()):
+        return None
+    metrics = statistics.attrs.get("metrics", {})
+    numbers = {name: metrics.get(name) for name in _NUMBERS}
+    return Errors(np.asarray(statistics["error_histogram"]), numbers, int(statistics.attrs["n_samples"]))
+
+
+def measure_errors(reader: CodeReader, dictionary: Dictionary, activations: Any) -> Errors:
+    """Compare samples with what their codes give back, for the first samples.
+
+    Parameters
+    ----------
+    reader : CodeReader
+    dictionary : Dictionary
+    activations : path of an activation store, or array_like of shape (n_samples, n_features)
+    """
+    source = open_rows(activations) if isinstance(activations, str | os.PathLike) else np.asarray(activations)
+    if source.shape[0] < reader.n_samples or source.shape[1] != dictionary.n_features:
+        raise MismatchError(
+            f"activations of shape {tuple(source.shape)} do not fit codes of {reader.n_samples} samples and atoms "
+            f"of {dictionary.n_features} features; give the activations that were encoded"
+        )
+
+    def blocks() -> Iterator[tuple[Any, Any, Any]]:
+        for first, atom, coefficient in reader.placed_blocks():
+            stop = min(first + len(atom), ERROR_SAMPLES)
+            if stop <= first:
+                return
+            rows = source[first:stop] if isinstance(source, np.ndarray) else source.read(first, stop)
+            if first == 0:
+                few = slice(0, 256)
+                require_codes_of(_centred(rows[few], dictionary), dictionary.atoms, atom[few], coefficient[few])
+            yield rows, atom[: stop - first], coefficient[: stop - first]
+
+    sums = stream_reconstruction(blocks(), dictionary.atoms, dictionary.mean)
+    whole = reconstruction_summary(sums)
+    numbers = {f.name: getattr(whole, f.name) for f in fields(whole) if f.name in _NUMBERS}
+    numbers["variance_explained"] = whole.variance_explained.value
+    return Errors(sums.error_histogram, numbers, whole.n_samples)
+
+
+def _centred(rows: NDArray[Any], dictionary: Dictionary) -> NDArray[Any]:
+    return rows.astype(np.float32) - (0.0 if dictionary.mean is None else dictionary.mean.astype(np.float32))

@@ -1,0 +1,283 @@
+"""What the samples behind the codes were: texts, tokens of texts, or images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+
+from dbksvd_dask.errors import InputError, StoreError
+from dbksvd_dask.report.pack import Payload, narrow
+from dbksvd_dask.store import remote
+from dbksvd_dask.store.rows import RowReader, open_aligned
+
+# A text longer than this is cut around its token, or after so many characters: a page is no archive.
+MAX_CHARACTERS = 600
+Ids = NDArray[np.int64]
+
+
+class Samples:
+    """The samples behind some codes; this one knows nothing but their number.
+
+    Attributes
+    ----------
+    kind : {"none", "text", "token", "image"}
+    n_samples : int
+    provenance : what is known of their origin
+    store : activation store they came from, or None
+    """
+
+    kind = "none"
+
+    def __init__(self, n_samples: int, store: str | None = None) -> None:
+        self.n_samples, self.store = n_samples, store
+        self.provenance: dict[str, Any] = {} if store is None else provenance(store)
+
+    def labels(self) -> tuple[NDArray[np.int64], list[str]] | None:
+        """Class of every sample, shape (n_samples,), and the names of the classes; None without any."""
+        if self.store is None or not has_array(self.store, "category"):
+            return None
+        reader = open_aligned(self.store, "category")
+        values = reader.read(0, self.n_samples).ravel().astype(np.int64)
+        highest = int(values.max(initial=0))
+        names = [str(name) for name in reader.attributes.get("names", range(highest + 1))]
+        return (values, names) if values.min(initial=0) >= 0 and highest < len(names) else None
+
+    def also(self) -> Ids | None:
+        """Samples that the page wants besides those of the lists."""
+        return None
+
+    def payload(self, ids: Ids) -> Payload:
+        """What the page shows of these samples."""
+        return Payload({"kind": self.kind})
+
+    def words(self, ids: Ids) -> list[str] | None:
+        """Text from which an atom's name is made, for each of these samples; None if there is none."""
+        return None
+
+
+# -- texts -----------------------------------------------------------------------------------------------
+
+
+class TextSamples(Samples):
+    """One text per sample.
+
+    Parameters
+    ----------
+    texts : sequence of str, or path of a file with one text per line
+    n_samples : int
+    """
+
+    kind = "text"
+
+    def __init__(self, texts: Sequence[str] | str, n_samples: int, store: str | None = None) -> None:
+        super().__init__(n_samples, store)
+        self._texts = texts
+        n_texts = len(texts) if not isinstance(texts, str) else sum(1 for _ in _lines(texts))
+        if n_texts != n_samples:
+            where = f"{texts} has" if isinstance(texts, str) else "received"
+            raise InputError(
+                f"{where} {n_texts} texts for {n_samples} samples; give one text per sample, in their order, or "
+                "for tokens the activation store that says which text each token came from"
+            )
+
+    def payload(self, ids: Ids) -> Payload:
+        """Texts, cut where they are long."""
+        texts = [_cut(text) for text in self.words(ids)]
+        return Payload({"kind": self.kind, "texts": texts})
+
+    def words(self, ids: Ids) -> list[str]:
+        """The texts themselves."""
+        return pick_texts(self._texts, ids)
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """Where some tokens stand: each array of shape (n,)."""
+
+    text: NDArray[np.int64]
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedTokens:
+    """Tokens in pieces of text short enough for a page.
+
+    Attributes
+    ----------
+    texts : list of str
+    text, start, end, shift : int64 ndarray of shape (n,)
+        Piece of each token, the characters it covers there, and how many were cut off before the piece.
+    """
+
+    texts: list[str]
+    text: NDArray[np.int64]
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+    shift: NDArray[np.int64]
+
+
+class TokenSamples(Samples):
+    """Tokens of texts: the store says for each sample its text and the characters it covers.
+
+    Parameters
+    ----------
+    store : activation store with aligned arrays `text`, `start` and `end`
+    texts : path of the file with one text per line, or the texts
+    n_samples : int
+    """
+
+    kind = "token"
+
+    def __init__(self, store: str, texts: Sequence[str] | str, n_samples: int) -> None:
+        super().__init__(n_samples, store)
+        self._texts = texts
+        self._columns = {name: open_aligned(store, name) for name in ("text", "start", "end")}
+        if self._columns["text"].n_samples < n_samples:
+            raise InputError(
+                f"{store} has {self._columns['text'].n_samples} samples but the codes {n_samples}; give the store "
+                "that was encoded"
+            )
+
+    def tokens(self, ids: Ids) -> Tokens:
+        """Text and characters of some samples, increasing."""
+        return Tokens(**{name: read_rows(r, ids).ravel().astype(np.int64) for name, r in self._columns.items()})
+
+    def place(self, ids: Ids) -> PlacedTokens:
+        """Pieces of text that hold some samples, and where each sample stands in its piece."""
+        tokens = self.tokens(ids)
+        numbers = np.unique(tokens.text)
+        whole = dict(zip(numbers.tolist(), pick_texts(self._texts, numbers), strict=True))
+        texts = [text for text in whole.values() if len(text) <= MAX_CHARACTERS]
+        short = {t: i for i, t in enumerate(t for t, text in whole.items() if len(text) <= MAX_CHARACTERS)}
+        text, shift = np.zeros(len(ids), np.int64), np.zeros(len(ids), np.int64)
+        spans = zip(tokens.text.tolist(), tokens.start.tolist(), tokens.end.tolist(), strict=True)
+        for i, (t, a, b) in enumerate(spans):
+            if t in short:
+                text[i] = short[t]
+            else:
+                piece, shift[i] = _window(whole[t], a, b)
+                text[i] = len(texts)
+                texts.append(piece)
+        return PlacedTokens(texts, text, tokens.start - shift, tokens.end - shift, shift)
+
+    def payload(self, ids: Ids) -> Payload:
+        """Each text once, and for each sample its text and the place of its token in UTF-16 units."""
+        placed = self.place(ids)
+        ends = {
+            name: np.array([utf16(placed.texts[t], c) for t, c in zip(placed.text, where, strict=True)], np.int64)
+            for name, where in (("sample_start", placed.start), ("sample_end", placed.end))
+        }
+        arrays = {"sample_text": placed.text, **ends}
+        return Payload({"kind": self.kind, "texts": placed.texts}, {n: narrow(a) for n, a in arrays.items()})
+
+    def words(self, ids: Ids) -> list[str]:
+        """The whole word around each token."""
+        tokens = self.tokens(ids)
+        numbers, place = np.unique(tokens.text, return_inverse=True)
+        whole = pick_texts(self._texts, numbers)
+        spans = zip(place.tolist(), tokens.start.tolist(), tokens.end.tolist(), strict=True)
+        return [_word(whole[t], a, b) for t, a, b in spans]
+
+
+def utf16(text: str, place: int) -> int:
+    r"""Place of a character as JavaScript counts: characters beyond the basic plane take two units.
+
+    >>> utf16("a\U0001f600b", 2)
+    3
+    """
+    return place if text.isascii() else len(text[:place].encode("utf-16-le", "surrogatepass")) // 2
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_CHARACTERS else text[: MAX_CHARACTERS - 1] + "…"
+
+
+def _window(text: str, start: int, end: int) -> tuple[str, int]:
+    """A piece of a long text around characters start to end, and the place where the piece begins."""
+    room = (MAX_CHARACTERS - (end - start)) // 2
+    first, last = max(0, start - room), min(len(text), end + room)
+    piece = text[first:last]
+    if first > 0:
+        piece = "…" + piece[1:]
+    if last < len(text):
+        piece = piece[:-1] + "…"
+    return piece, first
+
+
+def _word(text: str, start: int, end: int) -> str:
+    while start > 0 and text[start - 1].isalnum() and text[start : start + 1].isalnum():
+        start -= 1
+    while end < len(text) and text[end].isalnum() and text[end - 1 : end].isalnum():
+        end += 1
+    return text[start:end].lower()
+
+
+def pick_texts(texts: Sequence[str] | str, ids: Ids) -> list[str]:
+    """Some of the texts, by increasing number; a file is walked over once and only these lines are kept."""
+    if not isinstance(texts, str):
+        return [str(texts[int(i)]) for i in ids]
+    wanted = iter(ids.tolist())
+    out: list[str] = []
+    following = next(wanted, None)
+    for number, line in enumerate(_lines(texts)):
+        while following == number:
+            out.append(line)
+            following = next(wanted, None)
+        if following is None:
+            return out
+    raise InputError(f"{texts} ends before text {following}; give the file that was written with the store")
+
+
+def _lines(path: str) -> Iterator[str]:
+    """Lines of a text file, without their ends; only line feeds separate, as when the file was written."""
+    try:
+        with open(path, encoding="utf-8", newline="\n") as file:
+            for line in file:
+                yield line.rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text ({error.reason}); convert it, one text per line") from error
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+# -- stores ----------------------------------------------------------------------------------------------
+
+
+def provenance(store: str) -> dict[str, Any]:
+    """What the store says about itself."""
+    attributes = dict(remote.open_zarr(store).attrs)
+    held = attributes.get("provenance", attributes)
+    return {str(k): v for k, v in dict(held).items()} if isinstance(held, dict) else {}
+
+
+def texts_beside(store: str) -> str | None:
+    """File of the texts that were written with a store, if it is there."""
+    name = provenance(store).get("texts")
+    names = [str(name)] if name else []
+    names.append(Path(store).name.removesuffix(".zarr") + ".txt")
+    folder = Path(store).parent
+    return next((str(folder / n) for n in names if (folder / n).is_file()), None)
+
+
+def read_rows(reader: RowReader, ids: Ids) -> NDArray[Any]:
+    """Some rows, by increasing number, chunk by chunk: (n, n_features)."""
+    chunk = ids // reader.chunk_rows
+    parts = [np.empty((0, reader.n_features), reader.dtype)]
+    for number in np.unique(chunk).tolist():
+        rows = ids[chunk == number]
+        first = int(rows[0])
+        parts.append(reader.read(first, int(rows[-1]) + 1)[rows - first])
+    return np.concatenate(parts)
+
+
+def has_array(store: str, name: str) -> bool:
+    """Tell whether a store holds an array of this name."""
+    node = remote.open_zarr(store)
+    return isinstance(node, zarr.Group) and isinstance(node.get(name), zarr.Array)

@@ -1,0 +1,171 @@
+// A table that draws only the rows in sight, so that 16,384 rows scroll like 16.
+
+class Table {
+  // columns: {key, title, width, number, value(i), cell(i), hint}
+  constructor(host, { columns, rowHeight, open, label }) {
+    Object.assign(this, { host, columns, rowHeight, open });
+    this.order = [];
+    this.sortKey = null;
+    this.descending = false;
+    this.cursor = 0;
+    this.grid = columns.map(c => c.width).join(' ');
+    this.head = h('div', { class: 'thead', role: 'row', style: { 'grid-template-columns': this.grid } },
+      columns.map(c => this.headCell(c)));
+    this.rows = h('div', { class: 'rows', role: 'rowgroup' });
+    this.body = h('div', { class: 'tbody', tabindex: '0', role: 'presentation' }, this.rows);
+    this.body.addEventListener('scroll', () => this.draw(), { passive: true });
+    host.setAttribute('role', 'grid');
+    host.setAttribute('aria-label', label);
+    host.append(this.head, this.body);
+  }
+
+  headCell(column) {
+    const button = h('button', { type: 'button', title: column.hint, onclick: () => this.sortBy(column.key) }, column.title);
+    return h('div', { class: column.number ? 'num' : null, role: 'columnheader', 'data-key': column.key }, button);
+  }
+
+  sortBy(key, descending) {
+    const column = this.columns.find(c => c.key === key);
+    if (descending === undefined) descending = this.sortKey === key ? !this.descending : Boolean(column.number) && key !== 'id';
+    this.sortKey = key;
+    this.descending = descending;
+    this.onsort();
+  }
+
+  // rows to show, before sorting
+  show(rows, ranked) {
+    this.order = rows;
+    if (this.sortKey && !ranked) this.sort();
+    for (const cell of this.head.children) {
+      const sorted = cell.dataset.key === this.sortKey && !ranked;
+      cell.setAttribute('aria-sort', sorted ? (this.descending ? 'descending' : 'ascending') : 'none');
+    }
+    this.host.setAttribute('aria-rowcount', this.order.length + 1);
+    this.rows.style.height = `${this.order.length * this.rowHeight}px`;
+    this.cursor = 0;
+    this.body.scrollTop = 0;
+    this.draw();
+  }
+
+  // absent values (null, NaN, '') come last either way
+  sort() {
+    const { value } = this.columns.find(c => c.key === this.sortKey);
+    const sign = this.descending ? -1 : 1;
+    const keys = new Map(this.order.map(i => [i, value(i)]));
+    const absent = x => x === null || x === '' || Number.isNaN(x);
+    this.order = [...this.order].sort((a, b) => {
+      const x = keys.get(a), y = keys.get(b);
+      if (absent(x) || absent(y)) return absent(x) - absent(y) || a - b;
+      return (x < y ? -sign : x > y ? sign : 0) || a - b;
+    });
+  }
+
+  draw(all = false) {
+    const { scrollTop, clientHeight } = this.body;
+    const first = all ? 0 : Math.max(0, Math.floor(scrollTop / this.rowHeight) - 4);
+    const last = Math.min(this.order.length, all ? all : Math.ceil((scrollTop + clientHeight) / this.rowHeight) + 4);
+    const drawn = [];
+    for (let at = first; at < last; at++) drawn.push(this.row(at));
+    if (!this.order.length) drawn.push(h('div', { class: 'empty' }, 'Nothing matches.'));
+    this.rows.replaceChildren(...drawn);
+  }
+
+  row(at) {
+    const i = this.order[at];
+    return h('div', { class: 'row', role: 'row', 'aria-rowindex': at + 2, 'aria-selected': String(at === this.cursor),
+      'data-item': i, style: { top: `${at * this.rowHeight}px`, height: `${this.rowHeight}px`, 'grid-template-columns': this.grid },
+      onclick: event => { if (!event.target.closest('a')) { this.cursor = at; this.open(i); } } },
+    this.columns.map(c => h('div', { class: c.number ? 'num' : null, role: 'gridcell' }, c.cell(i))));
+  }
+
+  move(to) {
+    if (!this.order.length) return;
+    this.cursor = Math.max(0, Math.min(this.order.length - 1, to));
+    const top = this.cursor * this.rowHeight, { scrollTop, clientHeight } = this.body;
+    if (top < scrollTop) this.body.scrollTop = top;
+    else if (top + this.rowHeight > scrollTop + clientHeight) this.body.scrollTop = top + this.rowHeight - clientHeight;
+    this.draw();
+  }
+
+  get page() { return Math.max(1, Math.floor(this.body.clientHeight / this.rowHeight) - 1); }
+}
+
+// -- the atoms --
+
+const meter = (part, kind) => h('span', { class: `meter ${kind || ''}` }, h('i', { style: { width: `${100 * part}%` } }));
+
+function atomColumns() {
+  const rare = Math.log10(report.head.summary.n_samples);
+  const columns = [
+    { key: 'id', title: 'Atom', width: '58px', number: true, value: j => j, cell: j => atomLink(j) },
+    hasTiles() && { key: 'tile', title: '', width: '34px', value: j => j, cell: j => tile(j, 32) },
+    { key: 'name', title: report.head.explanations ? 'Explanation or keywords' : 'Keywords', width: 'minmax(160px, 1fr)',
+      value: j => atomName(j).toLowerCase(), hint: 'Explanation, or the words that set its strongest samples apart',
+      cell: j => (isDead(j) ? h('span', { class: 'dead' }, 'never active') : atomName(j)) },
+    report.head.classes && { key: 'class', title: 'Class', width: '150px', value: j => className(topClass(j)),
+      hint: 'The class that is most over-represented among its samples', cell: j => className(topClass(j)) },
+    report.head.scores && { key: 'score', title: 'Score', width: '64px', number: true, value: score, cell: j => digits(score(j), 2),
+      hint: 'How well the explanation predicts the activation (rank correlation)' },
+    { key: 'density', title: 'Density', width: '128px', number: true, value: density, hint: 'Share of samples on which it is active',
+      cell: j => [percent(density(j)), meter(isDead(j) ? 0 : 1 + Math.log10(density(j)) / rare)] },
+    { key: 'mean', title: 'Mean', width: '70px', number: true, value: j => (isDead(j) ? NaN : array('mean')[j]),
+      cell: j => (isDead(j) ? '–' : digits(array('mean')[j])), hint: 'Mean of its nonzero coefficients' },
+    { key: 'largest', title: 'Largest', width: '70px', number: true, value: j => (isDead(j) ? NaN : array('largest')[j]),
+      cell: j => (isDead(j) ? '–' : digits(array('largest')[j])), hint: 'Largest absolute coefficient' },
+    { key: 'balance', title: 'Positive', width: '118px', number: true, value: balance, hint: 'Share of its coefficients that are positive',
+      cell: j => [percent(balance(j)), isDead(j) ? meter(0, 'off') : meter(balance(j), 'split')] },
+    { key: 'coherence', title: 'Coherence', width: '84px', number: true, value: j => array('coherence')[j],
+      cell: j => digits(array('coherence')[j]), hint: 'Largest absolute cosine to another atom' },
+    array('neighbour').length && { key: 'nearest', title: 'Nearest', width: '66px', number: true, value: j => row('neighbour', j)[0],
+      cell: j => atomLink(row('neighbour', j)[0]), hint: 'The atom that gives the coherence' },
+  ];
+  return columns.filter(Boolean);
+}
+
+const FILTERS = {
+  all: ['All', () => true],
+  dead: ['Dead', isDead],
+  dense: ['Over-dense', j => density(j) > report.head.summary.over_dense],
+  near: ['Near-duplicates', j => array('coherence')[j] > report.head.summary.duplicate_threshold],
+  mixed: ['Both signs', j => balance(j) > 0.1 && balance(j) < 0.9],
+};
+
+// -- searching --
+
+let nameIndex = null, textIndex = null;
+
+function buildNames() {
+  nameIndex = Array.from({ length: nAtoms() }, (_, j) => [explanation(j), keywords(j), className(topClass(j))].join(' ').toLowerCase());
+}
+
+function buildTexts() {
+  textIndex = Array.from({ length: nAtoms() }, (_, j) => (report.head.texts && array('strongest_sample')
+    ? Array.from(row('strongest_sample', j)).filter(p => p >= 0).map(sampleText).join('\n').toLowerCase() : ''));
+}
+
+// atoms that match, best first: by number, by name, by the text of a strongest sample
+function searchAtoms(query, keep) {
+  const rows = [];
+  for (let j = 0; j < nAtoms(); j++) if (keep(j)) rows.push(j);
+  const words = query.toLowerCase().split(/\s+/).filter(Boolean);
+  if (!words.length) return rows;
+  if (!nameIndex) buildNames();
+  if (!textIndex) buildTexts();
+  const number = words.length === 1 ? words[0].replace(/^#/, '') : '';
+  const found = [[], [], []];
+  for (const j of rows) {
+    if (String(j) === number) found[0].push(j);
+    else if (words.every(w => nameIndex[j].includes(w))) found[1].push(j);
+    else if (words.every(w => textIndex[j].includes(w) || nameIndex[j].includes(w))) found[2].push(j);
+  }
+  return found.flat();
+}
+
+function searchSamples(query) {
+  const words = query.toLowerCase().split(/\s+/).filter(Boolean);
+  const rows = Array.from({ length: nShown() }, (_, p) => p);
+  if (!words.length) return rows;
+  const label = p => (array('sample_class') ? className(array('sample_class')[p]).toLowerCase() : '');
+  return rows.filter(p => words.every(w => sampleText(p).toLowerCase().includes(w) || label(p).includes(w)
+    || String(sampleNumber(p)) === w));
+}
