@@ -123,3 +123,12 @@ def random_codes(rng, n, k, n_atoms, empty=0.2):
 def unit_rows(rng, m, d, dtype=np.float64):
     D = rng.standard_normal((m, d))
     return (D / np.linalg.norm(D, axis=1, keepdims=True)).astype(dtype)
+
+
+def logistic_sums(X, positive, weight, theta):
+    """Loss, gradient and Hessian of the weighted log-loss, from the probabilities."""
+    A = np.column_stack([X, np.ones(len(X))])
+    z = A @ theta
+    p = 1 / (1 + np.exp(-z))
+    loss = -np.sum(weight * (positive * np.log(p) + ~positive * np.log1p(-p)))
+    return loss, A.T @ (weight * (p - positive)), A.T @ (A * (weight * p * (1 - p))[:, None])

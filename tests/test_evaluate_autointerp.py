@@ -226,6 +226,15 @@ def test_sentence_transformer_adapter_passes_texts_on(monkeypatch):
     np.testing.assert_array_equal(embed(["a", "bcd"]), [[1, 4], [3, 4]])
 
 
+def test_minilm_comes_from_an_installed_package_if_there_is_one(monkeypatch, tmp_path):
+    monkeypatch.setattr(embedding, "MINILM_PACKAGE", "weights_in_a_package")
+    assert embedding._minilm() == embedding.MINILM
+    (tmp_path / "weights_in_a_package").mkdir()
+    (tmp_path / "weights_in_a_package" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert embedding._minilm() == str(tmp_path / "weights_in_a_package" / "model")
+
+
 def test_minilm_tells_a_topic_from_another():
     pytest.importorskip("sentence_transformers")
     try:

