@@ -1,0 +1,139 @@
+"""What happens to one chunk of samples on the device; the twins of `dbksvd_dask.chunk`, by the same names.
+
+A chunk's state stays on the device between tasks, or is parked on the host where a batch is larger than the
+device; then each task brings the residual in and, if it changed, takes it out again.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dbksvd_dask.gpu import device, encode, update
+from dbksvd_dask.gpu.moments import row_sums
+from dbksvd_dask.gpu.update import Entries
+from dbksvd_dask.kernels.encode import EncodeSpec
+from dbksvd_dask.lanczos import LanczosState, namespace
+
+__all__ = [
+    "DeviceState",
+    "encode_chunk",
+    "first_product",
+    "next_product",
+    "park",
+    "place_atoms",
+    "prepare",
+    "refresh_chunk",
+    "row_sums",
+    "take_rows",
+    "worst_samples",
+]
+
+
+class DeviceState(NamedTuple):
+    """One chunk of samples between two rounds, on the device; a parked one has its residual on the host."""
+
+    R: Any  # (n, d) residual
+    atom: Any  # (n, k) int32, indices inside the group
+    coefficient: Any  # (n, k)
+    entries: Entries
+
+
+def prepare(raw: Any, mean: np.ndarray | None, dtype: Any) -> Any:
+    """Rows as the kernels take them: on the device, of the working dtype, the mean taken off.
+
+    They travel in the dtype in which they are stored, and are widened on the device.
+    """
+    space = device.current()
+    xp = space.xp
+    wide = xp.float64 if np.dtype(dtype) == np.float64 else xp.float32
+    Y = xp.astype(space.asarray(np.ascontiguousarray(raw)), wide)
+    return Y if mean is None else Y - space.asarray(mean.astype(dtype, copy=False))
+
+
+def encode_chunk(Y: Any, D: Any, gram: Any, spec: EncodeSpec, rounds: Any) -> tuple[DeviceState, np.ndarray]:
+    """Encode a chunk, subtract the reconstruction and group the nonzeros by round.
+
+    Parameters
+    ----------
+    Y : (n, d) samples, on the device or parked;  D : (n_atoms, d) on the device
+    rounds : `chunk.Rounds`
+
+    Returns
+    -------
+    state : DeviceState
+    counts : (n_atoms,) int64, samples per atom, on the host
+    """
+    # a pursuit on the host waits for nobody: the threads are what makes it fast
+    with device.turn("gpu" if device.on_device(gram) else "cpu"):
+        Y = device.current().asarray(Y)
+        atom, coefficient = encode.encode_rows(Y, D, gram, spec)
+    with device.turn("gpu"):
+        R = encode.residual(Y, atom, coefficient, D)
+        entries = update.group_by_round(atom, rounds.round_of, rounds.local_of, len(rounds.atoms))
+        counts = update.count_atoms(entries, rounds.round_of, rounds.local_of)
+    return DeviceState(R, atom, coefficient, entries), counts
+
+
+def park(state: DeviceState) -> DeviceState:
+    """Take the residual to the host, where it waits for the next task."""
+    return state._replace(R=device.to_host(state.R))
+
+
+def first_product(state: DeviceState, r: int, n_local: int) -> tuple[Any, Any]:
+    """Partial sums of the warm start of round `r`: (n_local, d) and (n_local,)."""
+    with device.turn("gpu"):
+        return update.start_products(_residual(state), state.coefficient, state.entries, r, n_local)
+
+
+def next_product(state: DeviceState, r: int, lz: LanczosState) -> tuple[Any, Any, Any]:
+    """Partial sums of one Lanczos product of round `r`: (n_local, d), (n_local,), (n_local,)."""
+    with device.turn("gpu"):
+        R = _residual(state)
+        return update.next_products(R, state.coefficient, state.entries, r, lz.basis[-1], lz.dv)
+
+
+def refresh_chunk(state: DeviceState, r: int, D: Any, members: np.ndarray, new: Any, nonneg: bool) -> DeviceState:
+    """Exchange the atoms of round `r` and refit their coefficients."""
+    with device.turn("gpu"):
+        old = take_rows(D, members)
+        arrays = (_residual(state), state.coefficient, state.entries, r, old, new)
+        R, coefficient = update.refresh(*arrays, nonneg)
+        after = state._replace(R=R, coefficient=coefficient)
+        return after if device.on_device(state.R) else park(after)
+
+
+def worst_samples(
+    state: DeviceState, D: Any, members: list[np.ndarray], new: list[Any], counts: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Samples of a chunk with the largest residual norms, as many as there are dead atoms, on the host.
+
+    Returns
+    -------
+    error : (c,) float64;  rows : (c, d), the samples
+    """
+    with device.turn("gpu"):
+        R = _residual(state)
+        error = row_sums(R)[2]
+        worst = np.argsort(-error, kind="stable")[: int(np.count_nonzero(counts == 0))]
+        updated = place_atoms(D, members, new)
+        picked = [take_rows(a, worst) for a in (R, state.atom, state.coefficient)]
+        rows = encode.residual(picked[0], picked[1], -picked[2], updated)
+        return error[worst], device.to_host(rows)
+
+
+def place_atoms(D: Any, members: list[np.ndarray], new: list[Any]) -> Any:
+    """Dictionary with the atoms of all rounds put in: a new (n_atoms, d). Rounds hold every atom once."""
+    whole = namespace(D).concat(new)
+    return take_rows(whole, np.argsort(np.concatenate(members)))
+
+
+def take_rows(array: Any, rows: np.ndarray) -> Any:
+    """Some rows of a device array, by indices on the host."""
+    return namespace(array).take(array, device.current().asarray(rows.astype(np.int64)), axis=0)
+
+
+def _residual(state: DeviceState) -> Any:
+    """Residual of a chunk on the device, wherever it is kept."""
+    return device.current().asarray(state.R)

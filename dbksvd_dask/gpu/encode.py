@@ -1,0 +1,161 @@
+"""Encode samples on the device; the twins of `kernels.encode`.
+
+Two ways, told apart by where the gram is. On the device: one product per tile, then one block per sample runs the
+pursuit, and products never leave the device. On the host (orthogonal pursuit, and dictionaries whose gram does not
+fit): the products come back tile by tile through two pinned buffers, and while the host works on one tile the
+device computes the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from dbksvd_dask.gpu import device, kernels
+from dbksvd_dask.gpu.plan import product_tile_rows
+from dbksvd_dask.kernels import encode as host
+from dbksvd_dask.kernels.encode import EncodeSpec
+from dbksvd_dask.kernels.pursuit import NOISE, STEPS_PER_ATOM
+from dbksvd_dask.lanczos import namespace
+
+# Rows per float64 sum, so that the widened copy of a chunk stays small.
+_SUM_ROWS = 1024
+# Blocks of a refit, each with its own scratch: some for every multiprocessor there is.
+_REFIT_BLOCKS = 2048
+
+
+def row_tiles(n: int, size: int) -> list[slice]:
+    """Cut n rows into tiles of at most `size`."""
+    return [slice(a, min(a + size, n)) for a in range(0, n, size)]
+
+
+def squared_norms(Y: Any) -> Any:
+    """Squared norm of each row in float64: (n,). Not finite exactly where the row has a NaN or an infinity."""
+    xp = namespace(Y)
+    parts = []
+    for rows in row_tiles(Y.shape[0], _SUM_ROWS):
+        wide = xp.astype(Y[rows, :], xp.float64)
+        parts.append(xp.sum(wide * wide, axis=1))
+    return xp.concat(parts)
+
+
+def gram_matrix(D: Any) -> Any:
+    """Gram of a dictionary, ``D D^T``: (n_atoms, n_atoms)."""
+    return D @ D.T
+
+
+def encode_rows(Y: Any, D: Any, gram: Any, spec: EncodeSpec) -> tuple[Any, Any]:
+    """Encode samples with a dictionary; the pursuit runs where the gram is.
+
+    Parameters
+    ----------
+    Y : device array of shape (n, n_features)
+    D : device array of shape (n_atoms, n_features), unit rows, same dtype as Y
+    gram : (n_atoms, n_atoms), on the device or a numpy array
+
+    Returns
+    -------
+    atom : int32 device array of shape (n, k), -1 where a slot is empty
+    coefficient : device array of shape (n, k)
+    """
+    if not device.on_device(gram):
+        return _encode_on_host(Y, D, gram, spec)
+    if spec.encoder != "mp":
+        # orthogonal pursuit keeps k rows of n_atoms products per sample: too much for shared memory
+        return _encode_on_host(Y, D, device.to_host(gram), spec)
+    xp = namespace(Y)
+    norm2 = squared_norms(Y)
+    limit = _limits(norm2, spec, Y.dtype)
+    parts = []
+    for rows in row_tiles(Y.shape[0], product_tile_rows(Y.shape[0], D.shape[0], _itemsize(Y))):
+        prods = Y[rows, :] @ D.T
+        parts.append(_pursue(prods, gram, norm2[rows], limit[rows], spec))
+    return xp.concat([atom for atom, _ in parts]), xp.concat([coefficient for _, coefficient in parts])
+
+
+def _itemsize(array: Any) -> int:
+    return 8 if array.dtype == namespace(array).float64 else 4
+
+
+def _limits(norm2: Any, spec: EncodeSpec, dtype: Any) -> Any:
+    """Smallest coefficient worth taking, per sample: (n,) of the working dtype.
+
+    Rounded up: a coefficient of that dtype is below the float64 limit exactly when it is below the rounded one.
+    """
+    xp = namespace(norm2)
+    eps = float(xp.finfo(dtype).eps)
+    exact = NOISE * eps * xp.sqrt(norm2)
+    if spec.min_coefficient > 0:
+        exact = xp.where(exact < spec.min_coefficient, xp.full_like(exact, spec.min_coefficient), exact)
+    near = xp.astype(exact, dtype)
+    above = xp.nextafter(near, xp.full_like(near, float("inf")))
+    return xp.where(xp.astype(near, xp.float64) < exact, above, near)
+
+
+def _pursue(prods: Any, gram: Any, norm2: Any, limit: Any, spec: EncodeSpec) -> tuple[Any, Any]:
+    """Matching pursuit of one tile of products, which is overwritten."""
+    space = device.current()
+    n, m = prods.shape
+    k = spec.k
+    atom = space.empty((n, k), space.xp.int32)
+    coefficient, rest = space.empty((n, k), prods.dtype), space.empty((n, k), prods.dtype)
+    shared = m * _itemsize(prods)
+    in_shared = shared <= space.shared_bytes
+    space.launch(
+        kernels.pursue,
+        n,
+        shared if in_shared else 0,
+        prods,
+        gram,
+        norm2,
+        limit,
+        k,
+        STEPS_PER_ATOM * k,
+        float(spec.rtol),
+        bool(spec.nonneg),
+        in_shared,
+        atom,
+        coefficient,
+        rest,
+    )
+    if spec.refit:
+        blocks = min(n, _REFIT_BLOCKS)
+        A = space.empty((blocks, k, k), space.xp.float64)
+        delta = space.empty((blocks, k), space.xp.float64)
+        kernel = kernels.refit_nonneg if spec.nonneg else kernels.refit
+        space.launch(kernel, blocks, 0, gram, atom, rest, A, delta, coefficient)
+    return atom, coefficient
+
+
+def _encode_on_host(Y: Any, D: Any, gram: np.ndarray, spec: EncodeSpec) -> tuple[Any, Any]:
+    """Products on the device, pursuit on the host: two pinned buffers, one being filled while one is read."""
+    space = device.current()
+    n, m = Y.shape[0], D.shape[0]
+    tiles = row_tiles(n, host.TILE_ROWS)
+    dtype = np.dtype(np.float64 if _itemsize(Y) == 8 else np.float32)
+    norm2 = space.to_host(squared_norms(Y))
+    atom, coefficient = np.empty((n, spec.k), np.int32), np.empty((n, spec.k), dtype)
+    buffers = [space.pinned((min(n, host.TILE_ROWS), m), dtype) for _ in tiles[:2]]
+
+    def begin(t: int) -> Callable[[], None]:
+        rows = tiles[t]
+        return space.fetch(Y[rows, :] @ D.T, buffers[t % 2][: rows.stop - rows.start])
+
+    waits = [begin(0)]
+    for t, rows in enumerate(tiles):
+        if t + 1 < len(tiles):
+            waits.append(begin(t + 1))
+        waits[t]()
+        prods = buffers[t % 2][: rows.stop - rows.start]
+        host._encode_tile(prods, gram, norm2[rows], spec, atom[rows], coefficient[rows])
+    return space.asarray(atom), space.asarray(coefficient)
+
+
+def residual(Y: Any, atom: Any, coefficient: Any, D: Any) -> Any:
+    """Residual ``Y - X D`` as a new array: (n, n_features)."""
+    space = device.current()
+    R = space.empty(Y.shape, Y.dtype)
+    space.launch(kernels.subtract_reconstruction, Y.shape[0], 0, Y, atom, coefficient, D, R)
+    return R
