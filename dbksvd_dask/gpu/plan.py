@@ -1,8 +1,8 @@
 """Integers in, integers out: what a chunk needs of a device's memory, and what fits into it.
 
-Three things give way, in this order, when a batch does not fit: the chunks get smaller, the residuals wait on the
-host between tasks, and the pursuit moves to the host (so that the gram need not be on the device). The numbers come
-from the card's size alone, so that the same fit on the same kind of card is cut in the same way.
+Three things give way, in this order, when a batch does not fit: the chunks get smaller, the residuals wait on
+the host between tasks, and the pursuit moves to the host (so that the gram need not be on the device). The numbers
+come from the card's size alone, so that the same fit on the same kind of card is cut in the same way.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _SUM_ROWS = 1024
 # residuals are sent to the host, since a batch in thousands of chunks is a graph of too many tasks.
 _RESIDENT_CHUNK_ROWS = 2048
 MIN_CHUNK_ROWS = 256
-# Partial sums that one task adds up (as batch.FAN_IN).
-_FAN_IN = 8
+# Partial sums of a round that may wait on the device at once, to be added up.
+_PARTIAL_SUMS = 8
 
 
 class Placement(NamedTuple):
@@ -91,7 +91,7 @@ def fixed_bytes(sizes: Sizes, gram_on_device: bool) -> int:
     """
     dictionary = sizes.n_atoms * sizes.n_features * sizes.itemsize
     round_atoms = -(-sizes.n_atoms // sizes.n_rounds)
-    vectors = (_FAN_IN + sizes.lanczos_steps + 2) * round_atoms * sizes.n_features * sizes.itemsize
+    vectors = (_PARTIAL_SUMS + sizes.lanczos_steps + 2) * round_atoms * sizes.n_features * sizes.itemsize
     return dictionary + vectors + (sizes.n_atoms**2 * sizes.itemsize if gram_on_device else 0)
 
 

@@ -67,7 +67,7 @@ def group_by_round(atom: Any, round_of: np.ndarray, local_of: np.ndarray, n_roun
     order = keys % (n * k)
     first = xp.searchsorted(keys, space.asarray(np.arange(n_atoms + 1, dtype=np.int64) * (n * k)))
     whole = (start, pos, local, order, order // k, first)
-    return Entries(*(xp.astype(a, xp.int32) for a in whole), tuple(int(o) for o in offset[:-1]))
+    return Entries._make((*(xp.astype(a, xp.int32) for a in whole), tuple(int(o) for o in offset[:-1])))
 
 
 def count_atoms(entries: Entries, round_of: np.ndarray, local_of: np.ndarray) -> np.ndarray:
