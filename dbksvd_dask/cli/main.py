@@ -15,6 +15,8 @@ from dbksvd_dask.errors import DBKSVDError
 COMMANDS: dict[str, tuple[str, str]] = {
     "import": ("dbksvd_dask.cli.import_", "Turn activations on disk into a store."),
     "shuffle": ("dbksvd_dask.cli.shuffle", "Mix the rows of a store, out of core."),
+    "encode": ("dbksvd_dask.cli.encode", "Codes of a whole store, in any number of parts."),
+    "report": ("dbksvd_dask.cli.report", "Write a page to look through a dictionary with."),
     "info": ("dbksvd_dask.cli.info", "Describe a store, a dictionary, codes or a checkpoint."),
 }
 

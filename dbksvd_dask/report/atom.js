@@ -73,9 +73,9 @@ function neighbourCard(j) {
 
 function partnerCard(j) {
   const partner = row('partner', j), jaccard = row('jaccard', j), together = row('together', j);
-  const items = [];
+  const items = [], most = jaccard[0];
   partner.forEach((l, i) => {
-    if (l >= 0) items.push(linkItem(l, valueBar(jaccard[i], 1), `${whole(together[i])} samples together`));
+    if (l >= 0) items.push(linkItem(l, valueBar(jaccard[i], most), `${whole(together[i])} samples together`));
   });
   const n = report.head.summary.n_coactivation_samples;
   return linkList('Active together (Jaccard index)', `Samples with both atoms by samples with either, on ${whole(n)} samples`, items);

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.plots import image_shape
 from dbksvd_dask.report.pack import Payload
-from dbksvd_dask.report.samples import Ids, Samples, has_array, read_rows
+from dbksvd_dask.report.samples import Ids, Samples, has_array, read_rows, require_rows
 from dbksvd_dask.report.sprites import encode_image, make_sheets
 from dbksvd_dask.store.rows import open_aligned, open_rows
 
@@ -89,11 +89,7 @@ class StoreImages(Samples):
     def __init__(self, store: str, n_samples: int, shape: Sequence[int] | None = None) -> None:
         super().__init__(n_samples, store)
         self._rows = open_rows(store)
-        if self._rows.n_samples < n_samples:
-            raise InputError(
-                f"{store} has {self._rows.n_samples} samples but the codes {n_samples}; give the store that was "
-                "encoded"
-            )
+        require_rows(self._rows, n_samples)
         self.shape = image_shape(self._rows.n_features, shape)
         self._range = (0.0, 1.0) if self.provenance.get("kind") == "image patches" else None
         self._covers = self._find_covers()

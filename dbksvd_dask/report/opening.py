@@ -11,7 +11,15 @@ import numpy as np
 
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.report.images import ArrayImages, StoreImages
-from dbksvd_dask.report.samples import Samples, TextSamples, TokenSamples, has_array, provenance, texts_beside
+from dbksvd_dask.report.samples import (
+    Samples,
+    StoreTexts,
+    TextSamples,
+    TokenSamples,
+    has_array,
+    provenance,
+    texts_beside,
+)
 from dbksvd_dask.store import remote
 
 
@@ -51,12 +59,15 @@ def _open_store(path: str, n_samples: int, image_shape: Sequence[int] | None) ->
     texts = texts_beside(path)
     if texts is None:
         raise InputError(
-            f"{path} does not say what its samples are: no texts lie beside it and it is no store of images; give "
-            "--samples TEXTS.txt, or --image-shape HxWx3 if its rows are pictures"
+            f"{path} does not say what its samples are: {known.get('texts', 'no file of texts')} is not beside it "
+            "and it is no store of images; give a text file with one line per sample, or, if its rows are pictures, "
+            "image_shape=(height, width, 3) (--image-shape HxWx3)"
         )
     if all(has_array(path, name) for name in ("text", "start", "end")):
         return TokenSamples(path, texts, n_samples)
-    return TextSamples(texts, n_samples, path)
+    if has_array(path, "text"):
+        return StoreTexts(path, texts, n_samples)
+    return TextSamples(texts, n_samples)
 
 
 def _as_texts(samples: Iterable[Any]) -> list[str]:

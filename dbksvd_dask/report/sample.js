@@ -28,11 +28,10 @@ function showSample(p) {
       h('div', {}, h('div', { class: 'note' }, h('a', { href: '#samples' }, 'Samples'), ` / ${sampleNumber(p)}`),
         h('h1', {}, `Sample ${sampleNumber(p)} `, label(p))),
       sampleSteps(p)),
-    h('div', { class: 'columns' },
+    h('div', { class: hasPictures() ? 'columns' : 'stack wide' },
       h('div', { class: 'stack' }, h('div', { class: 'card' }, sampleBody(p)),
         found >= 0 ? h('div', { class: 'card' }, h('h3', {}, 'Where it lies'), photo(found, frame(p))) : null),
-      h('div', { class: 'stack' }, linkList('Its strongest atoms (coefficient)', 'By absolute coefficient', items),
-        rest > 0 ? h('p', { class: 'note' }, `and ${whole(rest)} weaker`) : null)));
+      h('div', { class: 'stack' }, linkList(`Its ${items.length} strongest atoms${rest > 0 ? `, of ${whole(rest + items.length)}` : ''}`, 'By absolute coefficient', items))));
 }
 
 function sampleBody(p) {

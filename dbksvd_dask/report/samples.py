@@ -75,8 +75,8 @@ class TextSamples(Samples):
 
     kind = "text"
 
-    def __init__(self, texts: Sequence[str] | str, n_samples: int, store: str | None = None) -> None:
-        super().__init__(n_samples, store)
+    def __init__(self, texts: Sequence[str] | str, n_samples: int) -> None:
+        super().__init__(n_samples)
         self._texts = texts
         n_texts = len(texts) if not isinstance(texts, str) else sum(1 for _ in _lines(texts))
         if n_texts != n_samples:
@@ -94,6 +94,29 @@ class TextSamples(Samples):
     def words(self, ids: Ids) -> list[str]:
         """The texts themselves."""
         return pick_texts(self._texts, ids)
+
+
+class StoreTexts(TextSamples):
+    """Texts of an activation store that says for each sample which one is its own.
+
+    Parameters
+    ----------
+    store : activation store with the aligned array `text`
+    texts : path of the file with one text per line
+    n_samples : int
+    """
+
+    def __init__(self, store: str, texts: str, n_samples: int) -> None:
+        Samples.__init__(self, n_samples, store)
+        self._texts = texts
+        self._column = open_aligned(store, "text")
+        require_rows(self._column, n_samples)
+
+    def words(self, ids: Ids) -> list[str]:
+        """The text of each sample, wherever a shuffle has put it."""
+        number, place = np.unique(read_rows(self._column, ids).ravel().astype(np.int64), return_inverse=True)
+        texts = pick_texts(self._texts, number)
+        return [texts[i] for i in place.tolist()]
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,11 +162,7 @@ class TokenSamples(Samples):
         super().__init__(n_samples, store)
         self._texts = texts
         self._columns = {name: open_aligned(store, name) for name in ("text", "start", "end")}
-        if self._columns["text"].n_samples < n_samples:
-            raise InputError(
-                f"{store} has {self._columns['text'].n_samples} samples but the codes {n_samples}; give the store "
-                "that was encoded"
-            )
+        require_rows(self._columns["text"], n_samples)
 
     def tokens(self, ids: Ids) -> Tokens:
         """Text and characters of some samples, increasing."""
@@ -264,6 +283,15 @@ def texts_beside(store: str) -> str | None:
     names.append(Path(store).name.removesuffix(".zarr") + ".txt")
     folder = Path(store).parent
     return next((str(folder / n) for n in names if (folder / n).is_file()), None)
+
+
+def require_rows(reader: RowReader, n_samples: int) -> None:
+    """Refuse a store that cannot be the one that was encoded."""
+    if reader.n_samples != n_samples:
+        raise InputError(
+            f"{reader.path} has {reader.n_samples} samples but the codes {n_samples}; give the store that was "
+            "encoded"
+        )
 
 
 def read_rows(reader: RowReader, ids: Ids) -> NDArray[Any]:

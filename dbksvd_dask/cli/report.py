@@ -1,0 +1,65 @@
+"""`dbksvd report`: the page that shows what a dictionary has found."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from typing import Any
+
+import click
+
+from dbksvd_dask.cli import common
+
+
+class Shape(click.ParamType):  # type: ignore[type-arg]
+    """The shape of a picture, such as 16x16x3."""
+
+    name = "HxWxC"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read a shape."""
+        if not isinstance(value, str):
+            return value
+        if not re.fullmatch(r"\d+x\d+(x[13])?", value.lower()):
+            self.fail(f"{value!r} is not a shape; write 16x16x3, or 28x28 for grey pictures", param, ctx)
+        return tuple(int(size) for size in value.lower().split("x"))
+
+
+@click.command("report")
+@click.argument("run", metavar="RUN", type=click.Path())
+@click.option("--codes", required=True, type=click.Path(), help="Codes made with this run by `dbksvd encode`.")
+@click.option("--out", type=click.Path(dir_okay=False), default="report.html", show_default=True, help="The page.")
+@click.option(
+    "--samples",
+    type=click.Path(),
+    help="What the samples are: a text file with one line each, or the activation store, which knows its texts, "
+    "tokens or image patches. Default: the store that was encoded.",
+)
+@click.option("--activations", type=click.Path(), help="Store to measure errors on, for codes that lack them.")
+@click.option("--explanations", type=click.Path(), help="JSON list of atom, explanation and score.")
+@click.option("--title", help="Heading of the page; default: the name of the run.")
+@click.option("--image-shape", type=Shape(), help="The rows of the store are pictures of this shape: 16x16x3.")
+@click.option("--max-samples", type=click.IntRange(1), help="Use only the first so many samples.")
+@click.option("--n-top", type=click.IntRange(1), default=10, show_default=True, help="Strongest samples per atom.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of what is drawn at random.")
+@common.json_option
+def command(run: str, codes: str, out: str, as_json: bool, **options: Any) -> None:
+    """Write a page to look through a dictionary with: one HTML file that opens from disk, without a network.
+
+    RUN is the folder of a fit, or a dictionary. The page has curves and histograms, a table of all atoms that can
+    be searched and sorted, and for every atom its strongest samples, its neighbours and what it is active with.
+
+    \b
+    dbksvd fit store.zarr run --n-atoms 4096 --k 16
+    dbksvd encode store.zarr run codes.zarr
+    dbksvd report run --codes codes.zarr --out page.html
+    dbksvd report run --codes codes.zarr --samples texts.txt
+    """  # noqa: D301 - click needs the backspace character itself
+    from dbksvd_dask.report import write_report
+
+    began = time.perf_counter()
+    path = write_report(run, codes, out, **options)
+    nbytes, seconds = os.path.getsize(path), time.perf_counter() - began
+    text = f"{path}: {common.format_bytes(nbytes)} in {common.format_seconds(seconds)}"
+    common.report({"path": path, "nbytes": nbytes, "seconds": seconds}, as_json, text)
