@@ -203,7 +203,8 @@ class ParquetFile(_ArrowSource):
 
     def close(self) -> None:
         """Close the file."""
-        self._cursors = {}
+        for cursor in self._cursors.values():
+            cursor.close()
         self._file.close()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -190,9 +190,16 @@ class Cursor:
             if start >= stop:
                 return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
+    def close(self) -> None:
+        """Stop in the middle of whatever is being read."""
+        if isinstance(self._blocks, Generator):
+            self._blocks.close()
+        self._blocks, self._first, self._block = None, 0, np.empty(0)
+
     def _go_to(self, entry: int) -> None:
         end = self._first + len(self._block)
         if self._blocks is None or entry < self._first or (self._seekable and entry > end):
+            self.close()
             self._blocks = self._open_at(entry)
             self._first, self._block = next(self._blocks)
         while entry >= self._first + len(self._block):

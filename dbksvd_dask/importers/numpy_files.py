@@ -151,6 +151,8 @@ class NpzFile(SourceFile):
         """Close the archive."""
         for region in self._regions.values():
             region.close()
+        for cursor in self._cursors.values():
+            cursor.close()
         self._zip.close()
 
 

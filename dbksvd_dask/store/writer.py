@@ -41,7 +41,13 @@ class ActivationWriter:
         self._parts = remote.join(self.work, PARTS)
         self._ledger = atomic.Ledger(self._parts, "chunk", durable=False)
         self._direct = plan.compressor is None and not remote.is_remote(path)
-        self._group = zarr.open_group(store=remote.zarr_store(self.work, read_only=False), mode="r+")
+        store = remote.zarr_store(self.work, read_only=False)
+        self._group = zarr.open_group(store=store, mode="r+")
+        # a setting of the process, not kept in the store: without it a chunk of zeros would be left out
+        with zarr.config.set({"array.write_empty_chunks": True, "array.order": "C"}):
+            self._arrays: dict[str, zarr.Array[Any]] = {
+                name: zarr.open_array(store=store, path=name, mode="r+") for name in self._names()
+            }
 
     @property
     def n_chunks(self) -> int | None:
@@ -183,8 +189,7 @@ class ActivationWriter:
                 )
 
     def _write_block(self, name: str, i: int, block: npt.NDArray[Any]) -> None:
-        array = self._group[name]
-        assert isinstance(array, zarr.Array)
+        array = self._arrays[name]
         if self._direct:
             pad = (self.chunk_rows - len(block)) * (block.nbytes // len(block))
             key = array.metadata.encode_chunk_key((i,) + (0,) * (block.ndim - 1))
@@ -199,8 +204,7 @@ class ActivationWriter:
 
     def _checksum(self, name: str, i: int, rows: int) -> int:
         tail, dtype = self._expected(name)
-        array = self._group[name]
-        assert isinstance(array, zarr.Array)
+        array = self._arrays[name]
         start = i * self.chunk_rows
         if not self._direct:
             return zlib.crc32(_bytes_of(np.ascontiguousarray(np.asarray(array[start : start + rows]))))
@@ -217,8 +221,7 @@ class ActivationWriter:
             )
         self.n_samples = sum(rows)
         for name in self._names():
-            array = self._group[name]
-            assert isinstance(array, zarr.Array)
+            array = self._arrays[name]
             if array.shape[0] != self.n_samples:
                 array.resize((self.n_samples, *array.shape[1:]))
 
