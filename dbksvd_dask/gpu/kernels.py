@@ -351,17 +351,17 @@ def refresh(R, x, start, pos, local, old, new, nonneg, in_shared, R_new, x_new):
         a = x[pos[e]]
         j = local[e]
         for f in range(tid, d, width):
-            r[f] += a * old[j, f]
+            r[f] += a * (old[j, f] - new[j, f])
     for e in range(start[i], start[i + 1]):
         j = local[e]
         a = R[i, 0] - R[i, 0]
         for f in range(tid, d, width):
             a += r[f] * new[j, f]
         a = _block_sum(a, values)
-        if nonneg and a < 0:
-            a = a - a
+        if nonneg and x[pos[e]] + a < 0:
+            a = -x[pos[e]]
         if tid == 0:
-            x_new[pos[e]] = a
+            x_new[pos[e]] = x[pos[e]] + a
         for f in range(tid, d, width):
             r[f] -= a * new[j, f]
     if in_shared:
