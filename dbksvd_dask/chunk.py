@@ -30,6 +30,7 @@ class ChunkState(NamedTuple):
     start: np.ndarray  # (n_rounds, n + 1): entries by round and row, see kernels.update
     pos: np.ndarray  # (nnz,)
     local: np.ndarray  # (nnz,)
+    stats: ChunkStats | None = None  # sums over the chunk after its encoding
 
 
 class ChunkStats(NamedTuple):
@@ -92,7 +93,9 @@ def encode_chunk(
     R = residual(Y, atom, coefficient, D)
     start, pos, local = update.group_by_round(atom, rounds.round_of, rounds.local_of, len(rounds.atoms))
     counts = update.count_atoms(atom, D.shape[0])
-    return ChunkState(*map(frozen, (R, atom, coefficient, start, pos, local))), counts
+    for array in (R, atom, coefficient, start, pos, local):
+        frozen(array)
+    return ChunkState(R, atom, coefficient, start, pos, local), counts
 
 
 def chunk_stats(Y: np.ndarray, state: ChunkState, counts: np.ndarray) -> ChunkStats:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dbksvd_dask import batch, events
+from dbksvd_dask import encoding, events
 from dbksvd_dask.errors import InputError, MismatchError, StoreError
 from dbksvd_dask.kernels.encode import EncodeSpec
 from dbksvd_dask.params import FitParams, check_choice, check_integer
@@ -192,9 +192,9 @@ class EncodeJob:
 
     def _encode(self, missing: list[int], on_done: Any) -> None:
         D = self.dictionary.atoms
-        how = batch.EncodePlan(self.spec, self.dictionary.mean, D.dtype)
-        held = batch.hold_dictionary(D)
-        batch.run_units(batch.build_units(self.reader, iter(missing), held, how, self.writer), on_done)
+        how = encoding.EncodePlan(self.spec, self.dictionary.mean, D.dtype)
+        held = encoding.hold_dictionary(D)
+        encoding.run_units(encoding.build_units(self.reader, iter(missing), held, how, self.writer), on_done)
 
     def _progress(self, done: int, total: int) -> None:
         events.emit(self.callbacks, events.JobProgress("encode", done, total, "samples"))

@@ -12,7 +12,7 @@ import xarray as xr
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
-from dbksvd_dask import batch, plan, train
+from dbksvd_dask import encoding, plan, train
 from dbksvd_dask.codes import decode, make_codes
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.events import Callback
@@ -216,11 +216,11 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     # ------------------------------------------------------------------------------------------ using
 
-    def _encode_plan(self) -> batch.EncodePlan:
+    def _encode_plan(self) -> encoding.EncodePlan:
         params = self._params()
         dtype = self.components_.dtype
         mean = self.mean_ if self.center else None
-        return batch.EncodePlan(train.encode_spec(params), mean, dtype)
+        return encoding.EncodePlan(train.encode_spec(params), mean, dtype)
 
     def _checked_source(self, Y: Any) -> Source:
         check_is_fitted(self, "components_")
@@ -253,7 +253,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         source = self._checked_source(Y)
         rows = np.arange(source.n_samples, dtype=np.int64)
         size = min(self.chunk_size, max(256, -(-source.n_samples // 4)))
-        graph = batch.build_evaluation(source, rows, self.components_, self._encode_plan(), size)
+        graph = encoding.build_evaluation(source, rows, self.components_, self._encode_plan(), size)
         ((moments, _),) = dask.compute(graph)
         return variance_explained(moments).value
 
@@ -315,16 +315,16 @@ def encode(
         check_fraction("min_coefficient", min_coefficient),
         check_fraction("rtol", rtol),
     )
-    return _encode_source(source, D, batch.EncodePlan(spec, mean, dtype), _sample_coord(Y))
+    return _encode_source(source, D, encoding.EncodePlan(spec, mean, dtype), _sample_coord(Y))
 
 
-def _encode_source(source: Source, D: np.ndarray, how: batch.EncodePlan, sample: Any) -> xr.Dataset:
+def _encode_source(source: Source, D: np.ndarray, how: encoding.EncodePlan, sample: Any) -> xr.Dataset:
     attributes = {"n_atoms": int(D.shape[0]), "k": how.spec.k, "encoder": how.spec.encoder}
     if isinstance(source, ArraySource):
         size = min(source.chunk_size, max(256, -(-source.n_samples // 4)))
-        atom, coefficient = batch.encode_now(source, D, how, size)
+        atom, coefficient = encoding.encode_now(source, D, how, size)
         return make_codes(atom, coefficient, attributes, sample)
-    return make_codes(*batch.encode_lazily(source, D, how, source.block_rows), attributes, sample)
+    return make_codes(*encoding.encode_lazily(source, D, how, source.block_rows), attributes, sample)
 
 
 def _check_width(source: Source, n_features: int, what: str) -> None:

@@ -279,6 +279,22 @@ def tree_levels(n: int, fan_in: int) -> list[list[tuple[int, int]]]:
     return levels
 
 
+def spread(n_chunks: int, threads: Sequence[int]) -> list[int]:
+    """Worker of each chunk: neighbouring chunks together, workers loaded by their threads.
+
+    >>> spread(8, [1, 1])
+    [0, 0, 0, 0, 1, 1, 1, 1]
+    >>> spread(6, [2, 1])
+    [0, 0, 0, 0, 1, 1]
+    >>> spread(2, [1, 1, 1, 1])
+    [0, 2]
+    """
+    ends = np.cumsum(threads)
+    if ends.size == 0 or ends[-1] == 0:
+        return []
+    return [int(np.searchsorted(ends, c * int(ends[-1]) // n_chunks, side="right")) for c in range(n_chunks)]
+
+
 # ---------------------------------------------------------------------------------------------- first atoms
 
 

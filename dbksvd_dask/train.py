@@ -11,7 +11,7 @@ from typing import Any
 import dask
 import numpy as np
 
-from dbksvd_dask import batch, events, plan
+from dbksvd_dask import batch, encoding, events, plan
 from dbksvd_dask.errors import InputError, MismatchError, StoreError
 from dbksvd_dask.kernels.encode import EncodeSpec
 from dbksvd_dask.metrics import mean_relative_error, variance_explained
@@ -104,7 +104,7 @@ class Trainer:
 
     def _mean(self) -> np.ndarray:
         rows = np.sort(self.stream.rows(0, min(self.stream.n_train, MEAN_ROWS)))
-        (total,) = dask.compute(batch.build_sum(self.source, rows, self.params.chunk_size, self.dtype))
+        (total,) = dask.compute(encoding.build_sum(self.source, rows, self.params.chunk_size, self.dtype))
         return total / rows.size
 
     def _first_atoms(self, mean: np.ndarray | None) -> np.ndarray:
@@ -116,7 +116,7 @@ class Trainer:
             return fallback
         reach = max(self.params.n_atoms, self.stream.rows_per_batch)
         rows = np.sort(self.stream.rows(0, reach)[plan.initial_rows(reach, self.params.n_atoms)])
-        (atoms,) = dask.compute(batch.build_rows(self.source, rows, mean, self.dtype))
+        (atoms,) = dask.compute(encoding.build_rows(self.source, rows, mean, self.dtype))
         norms = np.linalg.norm(atoms, axis=1, keepdims=True)
         return np.where(norms > 0, atoms / np.where(norms > 0, norms, 1), fallback).astype(self.dtype)
 
@@ -147,8 +147,8 @@ class Trainer:
         """Metrics on the held-out rows: one pursuit over the whole dictionary."""
         if self.validation is None or self._validation_rows.size == 0:
             return {}
-        how = batch.EncodePlan(encode_spec(self.params), mean, self.dtype)
-        graph = batch.build_evaluation(
+        how = encoding.EncodePlan(encode_spec(self.params), mean, self.dtype)
+        graph = encoding.build_evaluation(
             self.validation, self._validation_rows, D, how, _part_size(self._validation_rows.size), iteration
         )
         ((moments, _),) = dask.compute(graph)

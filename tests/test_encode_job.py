@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from dbksvd_dask import batch
+from dbksvd_dask import encoding
 from dbksvd_dask.encode_job import EncodeJob, encode_store
 from dbksvd_dask.errors import InputError, JobError, MismatchError, StoreError
 from dbksvd_dask.evaluate.codes import code_summary
@@ -65,13 +65,13 @@ def whole(tmp_path, store, run):
 def count_units(monkeypatch):
     """The units that were encoded, in order."""
     seen = []
-    real = batch.encode_unit
+    real = encoding.encode_unit
 
     def counting(reader, unit, *args):
         seen.append(unit)
         return real(reader, unit, *args)
 
-    monkeypatch.setattr(batch, "encode_unit", counting)
+    monkeypatch.setattr(encoding, "encode_unit", counting)
     return seen
 
 
@@ -81,8 +81,8 @@ def count_units(monkeypatch):
 def in_memory(rows, run):
     """Codes of rows in memory, in blocks like those of the job."""
     dictionary = open_dictionary(run)
-    how = batch.EncodePlan(EncodeSpec(K), dictionary.mean, np.float32)
-    return batch.encode_now(as_source(rows, CHUNK), dictionary.atoms, how, CHUNK)
+    how = encoding.EncodePlan(EncodeSpec(K), dictionary.mean, np.float32)
+    return encoding.encode_now(as_source(rows, CHUNK), dictionary.atoms, how, CHUNK)
 
 
 def test_codes_are_those_of_an_encode_in_memory_bit_for_bit(whole, rows, run):
