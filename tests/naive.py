@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
+NOISE = 16 * np.finfo(np.float32).eps  # products below this share of |y| are rounding
+
 
 def unit_rows(D):
     return D / np.linalg.norm(D, axis=1, keepdims=True)
@@ -21,7 +23,7 @@ def best_atom(p, nonneg):
     return j, gap
 
 
-def pursue(y, D, k, *, rtol=0.0, min_coefficient=0.0, nonneg=False, noise=16 * np.finfo(np.float32).eps):
+def pursue(y, D, k, *, rtol=0.0, min_coefficient=0.0, nonneg=False, noise=NOISE):
     """Matching pursuit of one sample.
 
     Returns the atoms in order of first selection, their coefficients, and the smallest gap between the two best
@@ -61,7 +63,7 @@ def refit(y, D, support):
     return np.linalg.lstsq(A.T, np.asarray(y, np.float64), rcond=None)[0]
 
 
-def omp(y, D, k, *, rtol=0.0, min_coefficient=0.0, noise=16 * np.finfo(np.float32).eps):
+def omp(y, D, k, *, rtol=0.0, min_coefficient=0.0, noise=NOISE):
     """Orthogonal matching pursuit of one sample by least squares in every step."""
     y, D = np.asarray(y, np.float64), np.asarray(D, np.float64)
     norm = np.linalg.norm(y)

@@ -159,7 +159,7 @@ def test_error_of_the_batch_never_rises_with_one_atom_per_round(rng, make_dictio
 
 
 def test_an_atom_nobody_uses_stays_and_the_sign_is_kept(rng, make_dictionary):
-    Y, D, rounds, state, counts = encoded(rng, make_dictionary, n=10)
+    _, D, rounds, state, counts = encoded(rng, make_dictionary, n=10)
     assert (counts == 0).any()
     new, _ = run_rounds(D, [state], rounds, 2)
     np.testing.assert_array_equal(new[counts == 0], D[counts == 0])
@@ -168,7 +168,7 @@ def test_an_atom_nobody_uses_stays_and_the_sign_is_kept(rng, make_dictionary):
 
 
 def test_dead_atoms_take_the_worst_samples_each_once(rng, make_dictionary):
-    Y, D, rounds, state, counts = encoded(rng, make_dictionary, n=12, n_atoms=40)
+    _, D, rounds, state, counts = encoded(rng, make_dictionary, n=12, n_atoms=40)
     members = list(rounds.atoms)
     new, (state,) = run_rounds(D, [state], rounds, 2)
     atoms = [new[m] for m in members]

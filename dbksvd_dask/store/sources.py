@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import dask.array as da
 import numpy as np
+import scipy.sparse
 import xarray as xr
 
 from dbksvd_dask import plan
@@ -144,8 +145,8 @@ def check_matrix(shape: tuple[int, ...], dtype: Any, what: str = "Y") -> None:
     if len(shape) != 2:
         raise InputError(
             f"{what} has {len(shape)} dimension{'s' * (len(shape) != 1)}, shape {tuple(shape)}; it must be 2-D "
-            "(samples, features). Use Y.reshape(-1, n_features) for a stack of sequences, Y.reshape(1, -1) for "
-            "one sample (expected 2D array)"
+            "(samples, features). Reshape your data: Y.reshape(-1, n_features) for a stack of sequences, "
+            "Y.reshape(1, -1) for one sample"
         )
     if shape[1] == 0:
         raise InputError(f"{what} has 0 feature(s) (shape={tuple(shape)}) while a minimum of 1 is required.")
@@ -186,6 +187,11 @@ def as_source(Y: Any, chunk_size: int) -> Source:
         if any(np.isnan(size) for size in Y.shape):
             raise InputError("Y is a Dask array of unknown length; call Y.compute_chunk_sizes() first")
         return LazySource(Y, chunk_size)
+    if scipy.sparse.issparse(Y):
+        raise InputError(
+            f"Y is a sparse matrix of shape {Y.shape}; sparse input is not supported, samples are dense: "
+            "use Y.toarray()"
+        )
     if not isinstance(Y, np.ndarray):
         Y = np.asarray(Y)
     check_matrix(Y.shape, Y.dtype)
