@@ -1,0 +1,128 @@
+"""`dbksvd encode`: the codes of a whole store."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dbksvd_dask.cli import common, options
+
+if TYPE_CHECKING:
+    from dbksvd_dask.encode_job import EncodeResult
+
+# how to encode; None: as the dictionary was fitted
+PARAMETERS: dict[str, Any] = dict.fromkeys(("k", "encoder", "nonneg", "refit", "min_coefficient", "rtol"))
+
+
+@click.command("encode")
+@click.argument("store", metavar="STORE", type=click.Path())
+@click.argument("dictionary", metavar="RUN", type=click.Path())
+@click.argument("path", metavar="OUT", type=click.Path())
+@options.parameter_options(PARAMETERS)
+@click.option(
+    "--coefficient-dtype",
+    type=click.Choice(["float32", "float16"]),
+    default="float32",
+    show_default=True,
+    help="Of the stored coefficients.",
+)
+@click.option("--n-top", type=click.IntRange(1), default=64, show_default=True, help="Samples kept per atom.")
+@click.option("--part", type=options.Part(), help="Do one part of several, such as 3/8, and do not finish.")
+@click.option("--finish", is_flag=True, help="Only finish: put together what the parts have written.")
+@click.option("--resume", is_flag=True, help="Be content when these very codes are there already.")
+@options.scheduler_options
+@common.force_option
+@common.plan_option
+@common.json_option
+def command(store: str, dictionary: str, path: str, as_json: bool, show_plan: bool, **given: Any) -> None:
+    """Encode every sample of STORE with the dictionary of RUN, to the codes store OUT.
+
+    RUN is the folder of a fit, or a dictionary. Samples are encoded as they were in the fit unless an option says
+    otherwise. The reconstruction is measured and each atom's statistics are gathered in the same pass.
+
+    OUT appears when it is complete. If the command is interrupted, the same command goes on where it stopped. Many
+    machines that see the same files can share the work: each does a part, in any order, then one of them finishes.
+
+    \b
+    dbksvd encode store.zarr run codes.zarr
+    dbksvd encode store.zarr run codes.zarr --part 3/8      # on eight machines: 1/8 to 8/8
+    dbksvd encode store.zarr run codes.zarr --finish        # afterwards
+    dbksvd encode store.zarr run codes.zarr --encoder omp --workers 4
+    """  # noqa: D301 - click needs the backspace character itself
+    from dbksvd_dask import cluster
+    from dbksvd_dask.encode_job import encode_store
+
+    where = options.connection(given)
+    if show_plan:
+        common.report(_plan(store, dictionary, path, **given), as_json)
+        return
+    with cluster.connect(**where), common.progress(as_json) as callbacks:
+        result = encode_store(store, dictionary, path, callbacks=callbacks, **given)
+    common.report(asdict(result), as_json, _describe(result, given["part"]))
+
+
+def _describe(result: EncodeResult, part: tuple[int, int] | None) -> str:
+    """One line for people."""
+    kept = f", {result.samples_kept} were there already" if result.samples_kept else ""
+    if not result.finished and part is not None:
+        return (
+            f"{result.path}: part {part[0]}/{part[1]} done, {result.samples_written} samples in "
+            f"{common.format_seconds(result.seconds)}{kept}; when all parts are done, run with --finish"
+        )
+    numbers = result.metrics
+    figures = [
+        f"{label} {numbers[name]:.4f}"
+        for label, name in (
+            ("relative error", "mean_relative_error"),
+            ("variance explained", "variance_explained"),
+        )
+        if numbers.get(name) is not None
+    ]
+    figures.append(f"{numbers['n_dead']} of {result.n_atoms} atoms unused")
+    return (
+        f"{result.path}: {result.n_samples} samples, k={result.k} ({common.format_bytes(result.nbytes)}) in "
+        f"{common.format_seconds(result.seconds)}{kept}; {', '.join(figures)}"
+    )
+
+
+def _plan(store: str, dictionary: str, path: str, **given: Any) -> dict[str, Any]:
+    """What the encode would take."""
+    import dask
+
+    from dbksvd_dask.encoding import BLOCK_ROWS
+    from dbksvd_dask.cli.estimate import ENCODE_RATIO, product_speed, read_speed
+    from dbksvd_dask.encode_job import EncodeJob
+
+    part = given.pop("part")
+    for name in ("finish", "resume"):
+        given.pop(name)
+    job = EncodeJob(store, dictionary, path, **given)
+    plan, reader = job.plan, job.reader
+    units = range(plan.n_units) if part is None else plan.part_units(*part)
+    rows = sum(b - a for a, b in map(plan.unit_bounds, units))
+    itemsize = job.dictionary.atoms.itemsize
+    threads = dask.system.CPU_COUNT
+    # a chunk as stored and as read, a block and its residual, the tile of products, the codes and sums of a unit
+    task = plan.chunk_rows * reader.n_features * (reader.stored.itemsize + reader.dtype.itemsize)
+    task += 2 * BLOCK_ROWS * reader.n_features * itemsize + 512 * plan.n_atoms * itemsize
+    task += plan.nbytes(plan.unit_rows) + plan.n_atoms * (plan.n_top * 12 + 40)
+    shared = plan.n_atoms * (plan.n_atoms + reader.n_features) * itemsize
+    read_bytes = rows * reader.n_features * reader.stored.itemsize
+    seconds = ENCODE_RATIO * 2.0 * rows * reader.n_features * plan.n_atoms / product_speed(
+        reader.n_features, plan.n_atoms, job.dictionary.atoms.dtype
+    ) + read_bytes / read_speed(reader)
+    return {
+        "store": reader.path,
+        "rows": rows,
+        "features": reader.n_features,
+        "atoms": plan.n_atoms,
+        **plan.params,
+        "passes": 1,
+        "units": len(units),
+        "read_bytes": read_bytes,
+        "written_bytes": plan.nbytes(rows),
+        "memory_bytes": threads * task + shared + common.BASE_BYTES,
+        "estimated_seconds": seconds,
+    }

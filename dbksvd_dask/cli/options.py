@@ -1,0 +1,157 @@
+"""Options made from the parameters of the library, so that the two cannot drift apart."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+import click
+
+from dbksvd_dask.errors import InputError, StoreError
+from dbksvd_dask.params import DEAD_ATOM_RULES, DEVICES, ENCODERS
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+CHOICES = {"encoder": ENCODERS, "dead_atoms": DEAD_ATOM_RULES, "device": DEVICES}
+
+HELP = {
+    "n_atoms": "Atoms of the dictionary.",
+    "k": "Most nonzeros per sample.",
+    "batch_size": "Samples of one outer batch.",
+    "n_iter": "Outer batches; the store is gone round again when it ends.",
+    "n_rounds": "Rounds of one dictionary update.",
+    "lanczos_steps": "Passes over the residual per round.",
+    "groups": "Matryoshka groups: sizes such as 64,64,128, or 'exponential'.",
+    "encoder": "Matching pursuit, or orthogonal matching pursuit.",
+    "nonneg": "Allow non-negative coefficients only.",
+    "refit": "Least squares on the support that the pursuit found.",
+    "min_coefficient": "Stop a pursuit when the next coefficient is below this.",
+    "rtol": "Stop a pursuit when the residual falls to this part of the sample's norm.",
+    "center": "Take the mean off every sample.",
+    "init": "First dictionary: 'uniform', 'data', a .npy file, a dictionary or a run.",
+    "dead_atoms": "What takes the place of an atom that no sample of a batch used.",
+    "chunk_size": "Samples per task.",
+    "validation": "Samples set aside to measure on, or a store of their own.",
+    "device": "Where the heavy work runs.",
+    "seed": "Everything random follows from it.",
+    "checkpoint_every": "Iterations between two checkpoints.",
+}
+
+
+class Groups(click.ParamType):  # type: ignore[type-arg]
+    """Sizes of Matryoshka groups, or the word 'exponential'."""
+
+    name = "sizes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read sizes."""
+        if not isinstance(value, str) or value == "exponential":
+            return value
+        try:
+            return tuple(int(size) for size in value.split(","))
+        except ValueError:
+            self.fail(f"{value!r} is not 'exponential' or sizes such as 64,64,128", param, ctx)
+
+
+class Part(click.ParamType):  # type: ignore[type-arg]
+    """One part of several, such as 3/8."""
+
+    name = "i/n"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read a part."""
+        if not isinstance(value, str):
+            return value
+        i, slash, n = value.partition("/")
+        if not (slash and i.isdigit() and n.isdigit()):
+            self.fail(f"{value!r} is not a part; write 3/8 for the third of eight", param, ctx)
+        return int(i), int(n)
+
+
+def parameter_options(defaults: Mapping[str, Any], *, required: Iterable[str] = ()) -> Callable[[F], F]:
+    """Give a command one option per parameter, of the same name and default.
+
+    Parameters
+    ----------
+    defaults : parameter -> default, in the order in which the help lists them
+    required : those without a default
+    """
+    needed = set(required)
+
+    def decorate(function: F) -> F:
+        for name, default in reversed(list(defaults.items())):
+            function = _option(name, default, name in needed)(function)
+        return function
+
+    return decorate
+
+
+def _option(name: str, default: Any, required: bool) -> Callable[[F], F]:
+    flag, text = "--" + name.replace("_", "-"), HELP[name]
+    if isinstance(default, bool) or name in ("nonneg", "refit", "center"):
+        return click.option(f"{flag}/--no-{flag[2:]}", name, default=default, show_default=True, help=text)
+    kind: Any = {"groups": Groups(), "init": str, "validation": str}.get(name)
+    if name in CHOICES:
+        kind = click.Choice(CHOICES[name])
+    elif kind is None:
+        kind = float if isinstance(default, float) or name in ("min_coefficient", "rtol") else int
+    shown = default is not None
+    return click.option(flag, name, type=kind, default=default, required=required, show_default=shown, help=text)
+
+
+def scheduler_options(function: F) -> F:
+    """Add the options that say where a command runs; see `cluster.connect`."""
+    for option in reversed(
+        [
+            click.option("--workers", type=click.IntRange(1), help="Start this many worker processes here."),
+            click.option("--scheduler", metavar="ADDRESS", help="Use a running Dask cluster: tcp://host:8786."),
+            click.option("--threads", type=click.IntRange(1), help="Threads of this process, or of each worker."),
+            click.option("--tls-ca", type=click.Path(), help="Certificate of the cluster's authority (PEM)."),
+            click.option("--tls-cert", type=click.Path(), help="Certificate of this client (PEM)."),
+            click.option("--tls-key", type=click.Path(), help="Its key, if that is in another file (PEM)."),
+        ]
+    ):
+        function = option(function)
+    return function
+
+
+def connection(options: dict[str, Any]) -> dict[str, Any]:
+    """Take the scheduler options out of a command's options, as `cluster.connect` wants them."""
+    from dbksvd_dask.cluster import TLSFiles
+
+    ca, cert, key = (options.pop(f"tls_{name}") for name in ("ca", "cert", "key"))
+    if (ca is None) != (cert is None) or (key is not None and ca is None):
+        raise InputError(
+            "a tls:// scheduler needs both --tls-ca and --tls-cert (and --tls-key for a separate key)"
+        )
+    where: dict[str, Any] = {name: options.pop(name) for name in ("workers", "scheduler", "threads")}
+    return where | {"tls": None if ca is None else TLSFiles(ca, cert, key)}
+
+
+def read_init(value: str) -> Any:
+    """Turn what --init says into what `DBKSVD(init=...)` takes: a word, or an array."""
+    if value in ("uniform", "data"):
+        return value
+    if value.endswith(".npy"):
+        import numpy as np
+
+        try:
+            return np.load(value, allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise StoreError(f"--init {value} cannot be read as a .npy file: {error}") from error
+    if not os.path.exists(value):
+        raise InputError(f"--init {value} is not known; use 'uniform', 'data', a .npy file, a dictionary or a run")
+    from dbksvd_dask.store.dictionary import open_dictionary
+
+    return open_dictionary(value).atoms
+
+
+def read_validation(value: str) -> Any:
+    """Turn what --validation says into what `DBKSVD(validation=...)` takes: a count, or a store."""
+    text = str(value)
+    if text.lstrip("-").isdigit():
+        return int(text)
+    if "://" not in text and not os.path.exists(text):
+        raise InputError(f"--validation {text} is neither a number of samples nor a store that is there")
+    return text
