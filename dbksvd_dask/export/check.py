@@ -1,0 +1,113 @@
+"""What every export asks of a dictionary and of the folder it goes to."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dbksvd_dask.errors import InputError, StoreError
+from dbksvd_dask.kernels.encode import EncodeSpec
+from dbksvd_dask.params import FitParams, check_k
+from dbksvd_dask.store.atomic import aside, publish
+from dbksvd_dask.store.dictionary import Dictionary, PathLike
+
+# Readers divide by nothing: they take the product with an atom for its coefficient. SAEBench warns from 2e-5 on.
+UNIT_TOLERANCE = 1e-5
+EXPORT_DTYPES = ("float32", "float64")
+
+
+def check_exportable(dictionary: Dictionary) -> None:
+    """Refuse a dictionary that another tool would misread.
+
+    Raises
+    ------
+    InputError
+        When the atoms are not a matrix of float32 or float64, not finite or not of unit norm, or when the mean
+        does not fit them.
+    """
+    atoms, mean = np.asarray(dictionary.atoms), dictionary.mean
+    if atoms.ndim != 2 or 0 in atoms.shape:
+        raise InputError(f"the dictionary has shape {atoms.shape}; it must be (n_atoms, n_features), not empty")
+    if atoms.dtype.name not in EXPORT_DTYPES:
+        raise InputError(
+            f"the dictionary is of dtype {atoms.dtype}; an export needs {' or '.join(EXPORT_DTYPES)}: "
+            "convert with atoms.astype('float32') and normalise again"
+        )
+    if not np.isfinite(atoms).all():
+        bad = int(np.flatnonzero(~np.isfinite(atoms).all(axis=1))[0])
+        raise InputError(f"atom {bad} holds values that are not finite; this dictionary is damaged")
+    norms = np.linalg.norm(atoms.astype(np.float64), axis=1)
+    worst = int(np.abs(norms - 1.0).argmax())
+    if abs(norms[worst] - 1.0) > UNIT_TOLERANCE:
+        raise InputError(
+            f"atom {worst} has norm {norms[worst]:.6g}; an export needs atoms of unit norm: divide by "
+            "np.linalg.norm(atoms, axis=1, keepdims=True), or read the file with `dbksvd import-dictionary`"
+        )
+    if mean is not None and (np.shape(mean) != atoms.shape[1:] or not np.isfinite(mean).all()):
+        raise InputError(
+            f"the mean has shape {np.shape(mean)}; it must be {atoms.shape[1:]} and finite, like one sample"
+        )
+
+
+def encode_spec(dictionary: Dictionary, k: int | None = None) -> EncodeSpec:
+    """Give the encoder that belongs to a dictionary, from the parameters of its fit.
+
+    Parameters
+    ----------
+    dictionary : Dictionary
+    k : most nonzeros per sample, when not that of the fit
+    """
+    params: dict[str, Any] = dictionary.params
+    k = params.get("k") if k is None else k
+    if k is None:
+        raise InputError("this dictionary does not say how many atoms a code may use; pass k (--k)")
+    checked = FitParams.checked(
+        n_atoms=dictionary.n_atoms,
+        k=check_k(k, dictionary.n_atoms),
+        encoder=params.get("encoder", "mp"),
+        nonneg=params.get("nonneg", False),
+        refit=params.get("refit", False),
+        rtol=params.get("rtol", 0.0),
+        min_coefficient=params.get("min_coefficient", 0.0),
+    )
+    return EncodeSpec(
+        checked.k, checked.encoder, checked.nonneg, checked.refit, checked.min_coefficient, checked.rtol
+    )
+
+
+def mean_of(dictionary: Dictionary) -> npt.NDArray[Any]:
+    """Give the mean in the dtype of the atoms, zeros where there is none: (n_features,)."""
+    if dictionary.mean is None:
+        return np.zeros(dictionary.n_features, dictionary.atoms.dtype)
+    return np.asarray(dictionary.mean, dictionary.atoms.dtype)
+
+
+@contextlib.contextmanager
+def new_folder(path: PathLike, *, overwrite: bool = False) -> Iterator[Path]:
+    """Yield an empty folder that becomes `path` when the block ends well.
+
+    Raises
+    ------
+    StoreError
+        When there is something at `path` and `overwrite` is not set.
+    """
+    target = Path(os.fspath(path))
+    if os.path.lexists(target) and not overwrite:
+        raise StoreError(f"{target} exists already; choose another folder or replace it with --force")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(aside(target))
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir()
+    try:
+        yield work
+        publish(work, target, overwrite=overwrite)
+    except BaseException:
+        shutil.rmtree(work, ignore_errors=True)
+        raise

@@ -1,0 +1,160 @@
+"""Our pursuit on torch tensors.
+
+Two ways to the same codes. Without gradients they come from the compiled kernels of this package, in the gram
+domain, on the CPU. When a gradient is wanted, or the tensors are on another device, the same rule runs in torch
+on the residual, step by step for all samples.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+
+from dbksvd_dask.kernels.blas import single_blas_thread
+from dbksvd_dask.kernels.encode import TILE_ROWS, EncodeSpec, encode_rows, gram_matrix
+from dbksvd_dask.kernels.pursuit import NOISE, STEPS_PER_ATOM
+
+# Beyond this the gram alone takes more than 1 GB; the pursuit on the residual needs none.
+GRAM_ATOMS = 16384
+
+
+class TorchPursuit:
+    """An encoder of tensors that keeps the gram of its dictionary.
+
+    Parameters
+    ----------
+    spec : EncodeSpec
+        How samples become codes.
+    """
+
+    def __init__(self, spec: EncodeSpec) -> None:
+        self.spec = spec
+        self._atoms: np.ndarray | None = None
+        self._gram: np.ndarray | None = None
+
+    def __call__(self, x: torch.Tensor, W_dec: torch.Tensor) -> torch.Tensor:
+        """Encode samples, already without their mean.
+
+        Parameters
+        ----------
+        x : tensor of shape (..., n_features)
+        W_dec : tensor of shape (n_atoms, n_features), unit rows
+
+        Returns
+        -------
+        tensor of shape (..., n_atoms), dtype and device of `x`: at most k nonzeros in the last dimension
+        """
+        rows = x.reshape(-1, x.shape[-1])
+        acts = self._encode(rows, W_dec)
+        return acts.reshape(*x.shape[:-1], W_dec.shape[0])
+
+    def _encode(self, rows: torch.Tensor, W_dec: torch.Tensor) -> torch.Tensor:
+        wants_gradient = torch.is_grad_enabled() and rows.requires_grad
+        least_squares = self.spec.encoder == "omp" or self.spec.refit
+        if least_squares or not (wants_gradient or rows.is_cuda or W_dec.shape[0] > GRAM_ATOMS):
+            with torch.no_grad():
+                acts = self._from_kernel(rows, W_dec)
+            return _solve_on_support(rows, W_dec, acts) if wants_gradient else acts
+        return pursue(rows, W_dec, self.spec)
+
+    def _from_kernel(self, rows: torch.Tensor, W_dec: torch.Tensor) -> torch.Tensor:
+        """Encode with the compiled kernels, tiles of rows shared out among threads."""
+        dtype = torch.float64 if rows.dtype == torch.float64 else torch.float32
+        Y = rows.detach().to("cpu", dtype).numpy()
+        D, gram = self._dictionary(W_dec.detach().to("cpu", dtype).numpy())
+        acts = np.zeros((Y.shape[0], D.shape[0]), Y.dtype)
+        starts = range(0, Y.shape[0], TILE_ROWS)
+
+        def encode(start: int) -> None:
+            part = slice(start, start + TILE_ROWS)
+            _scatter(acts[part], *encode_rows(Y[part], D, gram, self.spec))
+
+        with single_blas_thread():
+            if len(starts) > 1:
+                with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+                    list(pool.map(encode, starts))
+            else:
+                list(map(encode, starts))
+        acts[~np.isfinite(Y).all(axis=1)] = np.nan  # as any other encoder answers a sample that is not a number
+        return torch.from_numpy(acts).to(rows.device, rows.dtype)
+
+    def _dictionary(self, D: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Give the dictionary and its gram, computed anew when somebody has changed the weights."""
+        if self._atoms is None or self._gram is None or not np.array_equal(self._atoms, D):
+            self._atoms = np.array(D)
+            with single_blas_thread():
+                self._gram = gram_matrix(self._atoms)
+        return self._atoms, self._gram
+
+
+def _scatter(acts: np.ndarray, atom: np.ndarray, coefficient: np.ndarray) -> None:
+    """Write codes (n, k) into dense rows (n, n_atoms)."""
+    sample, slot = np.nonzero(atom >= 0)
+    acts[sample, atom[sample, slot]] = coefficient[sample, slot]
+
+
+def pursue(x: torch.Tensor, W_dec: torch.Tensor, spec: EncodeSpec) -> torch.Tensor:
+    """Matching pursuit on the residual, with gradients: the rule of `kernels.pursuit.pursue_row`.
+
+    Parameters
+    ----------
+    x : tensor of shape (n, n_features)
+    W_dec : tensor of shape (n_atoms, n_features), unit rows
+
+    Returns
+    -------
+    tensor of shape (n, n_atoms)
+    """
+    n, n_atoms = x.shape[0], W_dec.shape[0]
+    with torch.no_grad():
+        norm = x.double().norm(dim=1)
+        floor = torch.clamp(NOISE * torch.finfo(x.dtype).eps * norm, min=spec.min_coefficient)
+        remaining, target = norm**2, (spec.rtol * norm) ** 2
+        used = torch.zeros(n, n_atoms, dtype=torch.bool, device=x.device)
+        active = torch.arange(n, device=x.device)
+    residual = x
+    where, values = [], []
+    for _ in range(STEPS_PER_ATOM * spec.k):
+        with torch.no_grad():
+            products = residual @ W_dec.T
+            chosen = (products if spec.nonneg else products.abs()).argmax(dim=1)
+        selected = W_dec[chosen]
+        step = (residual * selected).sum(dim=1)
+        with torch.no_grad():
+            known = used[active, chosen]
+            go_on = (step.abs().double() >= floor[active]) & (step != 0)
+            go_on &= known | (used[active].sum(dim=1) < spec.k)
+            if spec.nonneg:
+                go_on &= step > 0
+            if spec.rtol > 0:
+                go_on &= remaining[active] > target[active]
+            keep = go_on.nonzero().squeeze(1)
+            if keep.numel() == 0:
+                break
+            active, chosen = active[keep], chosen[keep]
+            used[active, chosen] = True
+            remaining[active] -= step[keep].double() ** 2
+        where.append(active * n_atoms + chosen)
+        values.append(step[keep])
+        residual = residual[keep] - step[keep].unsqueeze(1) * selected[keep]
+    acts = x.new_zeros(n * n_atoms)
+    if values:
+        acts = acts.index_add(0, torch.cat(where), torch.cat(values))
+    return acts.reshape(n, n_atoms)
+
+
+def _solve_on_support(x: torch.Tensor, W_dec: torch.Tensor, acts: torch.Tensor) -> torch.Tensor:
+    """Repeat the least squares on the supports of `acts`, so that gradients reach `x`: (n, n_atoms)."""
+    width = int((acts != 0).sum(dim=1).max()) if acts.numel() else 0
+    if width == 0:
+        return acts + 0 * x.sum()
+    values, atom = acts.abs().topk(width, dim=1)
+    empty = values == 0
+    atoms = W_dec[atom] * (~empty).unsqueeze(2).to(x.dtype)  # (n, width, n_features)
+    gram = atoms @ atoms.transpose(1, 2) + torch.diag_embed(empty.to(x.dtype))
+    products = (atoms @ x.unsqueeze(2)).squeeze(2)
+    solved: Any = torch.linalg.solve(gram, products)
+    return torch.zeros_like(acts).scatter(1, atom, solved)
