@@ -73,6 +73,9 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         Each is called with progress events (`dbksvd_dask.events`).
     checkpoint_every : int, default 1
         Iterations between two checkpoints.
+    momentum : float, default 0.6
+        Share of an atom's last change by which it is moved on before the next batch is encoded; 0 for none, the
+        plain algorithm.
 
     Attributes
     ----------
@@ -119,6 +122,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         checkpoint: str | os.PathLike[str] | None = None,
         callbacks: Sequence[Callback] = (),
         checkpoint_every: int = 1,
+        momentum: float = 0.6,
     ) -> None:
         self.n_atoms = n_atoms
         self.k = k
@@ -142,6 +146,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.checkpoint = checkpoint
         self.callbacks = callbacks
         self.checkpoint_every = checkpoint_every
+        self.momentum = momentum
 
     # ------------------------------------------------------------------------------------------ fitting
 

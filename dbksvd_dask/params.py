@@ -76,6 +76,7 @@ class FitParams:
     validation: int = 8192
     device: str = "auto"
     seed: int = 0
+    momentum: float = 0.6
 
     @classmethod
     def checked(cls, **values: Any) -> FitParams:
@@ -92,6 +93,10 @@ class FitParams:
         for name in ("min_coefficient", "rtol"):
             if name in out:
                 out[name] = check_fraction(name, out[name])
+        if not 0 <= check_fraction("momentum", out.get("momentum", 0.0)) < 1:
+            raise InputError(
+                f"momentum={out['momentum']!r} must be below 1; use for example momentum=0.6, or 0 for none"
+            )
         for name in ("nonneg", "refit", "center"):
             if name in out:
                 out[name] = bool(out[name])

@@ -70,7 +70,7 @@ def with_bad_row(row, value):
 )
 def test_arrays_are_checked_before_any_work(Y, text, monkeypatch):
     monkeypatch.setattr("dbksvd_dask.batch.build_batch", explode)
-    monkeypatch.setattr("dbksvd_dask.batch.build_sum", explode)
+    monkeypatch.setattr("dbksvd_dask.encoding.build_sum", explode)
     with pytest.raises(InputError, match=text):
         DBKSVD(16, 2, chunk_size=16).fit(Y)
 
@@ -98,7 +98,7 @@ def test_missing_and_empty_stores(tmp_path):
     with pytest.raises(StoreError, match="nothing-here"):
         DBKSVD(16, 2).fit(tmp_path / "nothing-here.zarr")
     zarr.create_array(str(tmp_path / "empty.zarr"), shape=(0, 8), dtype="f4", chunks=(10, 8))
-    with pytest.raises((StoreError, InputError), match="empty.zarr"):
+    with pytest.raises((StoreError, InputError), match=r"empty\.zarr"):
         DBKSVD(16, 2).fit(tmp_path / "empty.zarr")
 
 

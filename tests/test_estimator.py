@@ -20,7 +20,7 @@ NOT_APPLICABLE = {
     "check_pipeline_consistency": _CODES,
     "check_estimators_dtypes": _INTEGERS,
     "check_dtype_object": _INTEGERS,
-    "check_n_features_in_after_fitting": "expects the words of scikit-learn's own validation, `X has ...`; ours says Y",
+    "check_n_features_in_after_fitting": "expects scikit-learn's words, `X has ...`; ours says Y",
 }
 
 

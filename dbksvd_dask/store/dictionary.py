@@ -30,6 +30,8 @@ KEEP = 2  # checkpoints of a run that are kept: the newest and the one before
 
 _CHECKPOINT = re.compile(r"checkpoint-(\d{6,})\.zarr")
 
+_ARRAYS = ("dictionary", "mean", "counts", "previous")
+
 PathLike = str | os.PathLike[str]
 
 
@@ -46,6 +48,7 @@ class Dictionary:
     iteration : outer batches done
     history : per iteration, see `DBKSVD.history_`
     counts : (n_atoms,) samples per atom in the last batch, or None
+    previous : (n_atoms, n_features) atoms one iteration ago, which a fit with momentum goes on from, or None
     extra : further attributes (thresholds, stages, provenance)
     """
 
@@ -56,6 +59,7 @@ class Dictionary:
     iteration: int = 0
     history: dict[str, list[float]] = field(default_factory=dict)
     counts: np.ndarray | None = None
+    previous: np.ndarray | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -110,6 +114,8 @@ def _write(path: str, dictionary: Dictionary) -> None:
         _put(group, "mean", dictionary.mean, ("feature",))
     if dictionary.counts is not None:
         _put(group, "counts", dictionary.counts, ("atom",))
+    if dictionary.previous is not None:
+        _put(group, "previous", dictionary.previous, ("atom", "feature"))
     group.attrs.update(
         {
             "format": FORMAT,
@@ -177,7 +183,7 @@ def _check_format(where: str, attrs: dict[str, Any]) -> None:
 
 
 def _read(group: zarr.Group, attrs: dict[str, Any]) -> Dictionary:
-    arrays = {name: np.asarray(group[name][...]) for name in ("dictionary", "mean", "counts") if name in group}
+    arrays = {name: np.asarray(group[name][...]) for name in _ARRAYS if name in group}
     atoms = arrays["dictionary"]
     if not np.allclose(np.linalg.norm(atoms.astype(np.float64), axis=1), 1.0, atol=1e-3):
         raise StoreError("atoms are not of unit norm, so a chunk of the dictionary is missing or damaged")
@@ -192,6 +198,7 @@ def _read(group: zarr.Group, attrs: dict[str, Any]) -> Dictionary:
         int(attrs["iteration"]),
         history,
         arrays.get("counts"),
+        arrays.get("previous"),
         dict(attrs.get("extra", {})),
     )
 
