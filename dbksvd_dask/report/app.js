@@ -85,6 +85,10 @@ function route() {
     showView('sample');
     showSample(state.item);
     window.scrollTo(0, 0);
+  } else if (name === 'atom' || name === 'sample') {
+    showView(name);
+    byId(`view-${name}`).replaceChildren(h('div', { class: 'card empty' }, name === 'atom' ? `There is no atom ${number}.`
+      : `Sample ${number} is not on this page, which holds the samples that its lists lead to and some drawn at random.`));
   } else if (name === 'atoms' || name === 'samples') {
     showView(name);
     tables[name].move(tables[name].cursor);

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dbksvd_dask.errors import InputError, MismatchError, StoreError
-from dbksvd_dask.evaluate.autointerp import Example, KeywordExplainer
+from dbksvd_dask.evaluate.autointerp import KeywordExplainer
 from dbksvd_dask.report.samples import Samples
 
 N_KEYWORDS = 5
@@ -80,8 +80,16 @@ def keyword_names(samples: Samples, ids: NDArray[np.int64], strongest: NDArray[n
     groups = [[words[i] for i in row if i >= 0] for row in strongest.tolist()]
     if samples.kind == "token":
         return [_common(group) for group in groups]
-    explainer = KeywordExplainer(groups, n_keywords=N_KEYWORDS)
-    return [explainer.explain([Example(text, 1.0) for text in group]) for group in groups]
+    explainer = KeywordExplainer(groups)
+    return [_shared(explainer, group) for group in groups]
+
+
+def _shared(explainer: KeywordExplainer, texts: list[str]) -> str:
+    """The heaviest words, each weighed by how many of the texts have it: a name is what they share."""
+    weight = explainer.weights(texts)
+    texts_with = Counter(word for text in texts for word in explainer.weights([text]))
+    ranked = sorted(weight, key=lambda word: (-weight[word] * texts_with[word], word))
+    return ", ".join(ranked[:N_KEYWORDS])
 
 
 def _common(words: list[str]) -> str:

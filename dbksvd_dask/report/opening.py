@@ -60,7 +60,7 @@ def _open_store(path: str, n_samples: int, image_shape: Sequence[int] | None) ->
     if texts is None:
         raise InputError(
             f"{path} does not say what its samples are: {known.get('texts', 'no file of texts')} is not beside it "
-            "and it is no store of images; give a text file with one line per sample, or, if its rows are pictures, "
+            "and it is no store of images; give a text file with one line per sample, or, for pictures, "
             "image_shape=(height, width, 3) (--image-shape HxWx3)"
         )
     if all(has_array(path, name) for name in ("text", "start", "end")):
