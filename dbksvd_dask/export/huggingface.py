@@ -279,8 +279,8 @@ def _saelens_usage(spec: EncodeSpec, repo_id: str, hook_name: str, form: str) ->
     if form == "builtin" and not spec.nonneg:
         lines += [
             "",
-            "Coefficients have both signs and the encoder of SAELens has one, so `W_dec` is `[D; -D]` there: latent "
-            "j is the positive part of atom j, latent n_atoms + j the negative part.",
+            "Coefficients have both signs and the encoder of SAELens has one, so `W_dec` is `[D; -D]` there: "
+            "latent j is the positive part of atom j, latent n_atoms + j the negative part.",
         ]
     return "\n".join(lines)
 
