@@ -91,9 +91,9 @@ def _plan(store: str, dictionary: str, path: str, **given: Any) -> dict[str, Any
     """What the encode would take."""
     import dask
 
-    from dbksvd_dask.encoding import BLOCK_ROWS
     from dbksvd_dask.cli.estimate import ENCODE_RATIO, product_speed, read_speed
     from dbksvd_dask.encode_job import EncodeJob
+    from dbksvd_dask.encoding import BLOCK_ROWS
 
     part = given.pop("part")
     for name in ("finish", "resume"):
