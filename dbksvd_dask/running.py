@@ -1,0 +1,172 @@
+"""Running graphs on whatever scheduler is current: news of rounds, bounded retries, failures in plain words."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from typing import Any, TypeVar
+
+import dask
+from dask.callbacks import Callback as DaskCallback
+from dask.delayed import Delayed
+
+from dbksvd_dask.errors import ClusterError, DBKSVDError
+from dbksvd_dask.tasks import current_client
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+ATTEMPTS = 3  # runs of a batch that fails for a reason that may pass, before giving up
+POLL_SECONDS = 5.0  # between two looks at whether there are workers at all
+NO_WORKERS_SECONDS = 300.0  # without any worker, before giving up: a queue may need minutes to start new ones
+RECONNECT_SECONDS = 120.0  # longer than any client tries by itself
+
+# The dictionary travels inside the graph on purpose (see `tasks.Tasks.data`); Dask would warn from 10 MB on.
+_QUIET = {"distributed.admin.large-graph-warning-threshold": "1 TB"}
+
+
+def compute(graph: Delayed, prefix: str = "", on_task: Callable[[], None] | None = None) -> Any:
+    """Compute a graph on the current scheduler.
+
+    Parameters
+    ----------
+    graph : as `tasks.Tasks.finish` gives it
+    prefix, on_task : `on_task` is called when a task whose name starts with `prefix` is done
+    """
+    client = current_client()
+    with dask.config.set(_QUIET):
+        if client is not None:
+            return _on_client(client, graph, prefix, on_task)
+        if on_task is None:
+            return dask.compute(graph)[0]
+        heard = on_task
+
+        def posttask(key: Any, *_: Any) -> None:
+            if isinstance(key, str) and key.startswith(prefix):
+                heard()
+
+        with DaskCallback(posttask=posttask):
+            return dask.compute(graph)[0]
+
+
+def _on_client(client: Any, graph: Delayed, prefix: str, on_task: Callable[[], None] | None) -> Any:
+    """Submit a graph; hear of its tasks by holding futures of them, which costs the cluster nothing."""
+    keys = [] if on_task is None else [k for k in graph.__dask_graph__() if str(k).startswith(prefix)]
+    layer = graph.__dask_layers__()[0]
+    futures = client.compute([graph, *(Delayed(key, graph.dask, layer=layer) for key in keys)])
+    try:
+        return _wait(client, futures[0], futures[1:], on_task)
+    finally:
+        # an exception keeps this frame, and with it the futures: what is left must not go on running
+        for future in futures:
+            future.release()
+
+
+def _wait(client: Any, result: Any, watched: list[Any], on_task: Callable[[], None] | None) -> Any:
+    from distributed import wait
+
+    left, workers_seen = set(watched), time.monotonic()
+    while not result.done():
+        try:
+            wait([result, *left], timeout=POLL_SECONDS, return_when="FIRST_COMPLETED")
+        except TimeoutError:
+            workers_seen = _check_workers(client, workers_seen)
+        for future in [f for f in left if f.done()]:
+            left.discard(future)
+            if on_task is not None and future.status == "finished":
+                on_task()
+    return result.result()
+
+
+def _check_workers(client: Any, seen: float) -> float:
+    """Time at which workers were last seen; gives up when that is too long ago."""
+    if client.nthreads():
+        return time.monotonic()
+    gone = time.monotonic() - seen
+    if gone > NO_WORKERS_SECONDS:
+        raise ClusterError(
+            f"the scheduler at {address(client)} has had no worker for {gone:.0f} s; start workers "
+            f"(`dask worker {address(client)}`)"
+        )
+    logger.warning("the scheduler has no workers; waiting for some since %.0f s", gone)
+    return seen
+
+
+def address(client: Any) -> str:
+    """Address of a client's scheduler."""
+    scheduler = getattr(client, "scheduler", None)
+    return str(getattr(scheduler, "address", "an unknown address"))
+
+
+# ---------------------------------------------------------------------------------------------- retries
+
+
+def attempt(run: Callable[[], T], on_retry: Callable[[int, int, str], None], attempts: int = ATTEMPTS) -> T:
+    """Call `run` until it succeeds, at most `attempts` times; only what may pass is tried again.
+
+    Parameters
+    ----------
+    run : builds and computes a graph; each time anew, because the workers may have changed
+    on_retry : told (attempt that failed, attempts, reason) before the next one
+
+    Raises
+    ------
+    ClusterError
+        When the last attempt failed, the scheduler is gone, or tasks keep killing their workers.
+    """
+    client = current_client()
+    where = "" if client is None else address(client)
+    for number in range(1, attempts + 1):
+        try:
+            return run()
+        except (Exception, CancelledError) as error:
+            _raise_killed(error)
+            reason = passing_reason(error)
+            if reason is None:
+                raise
+            if client is not None and not _reconnected(client):
+                raise ClusterError(
+                    f"the connection to the scheduler at {where} was lost and not found again; see whether it runs"
+                ) from error
+            if number == attempts:
+                raise ClusterError(f"failed {attempts} times, last: {reason}") from error
+            logger.warning("attempt %d of %d failed: %s; trying again", number, attempts, reason)
+            on_retry(number, attempts, reason)
+            time.sleep(2.0 ** (number - 1))
+    raise AssertionError("unreachable")
+
+
+def passing_reason(error: BaseException) -> str | None:
+    """Why a failure may pass: a lost worker or connection. None for what will fail again."""
+    if isinstance(error, DBKSVDError):
+        return None
+    comm = sys.modules.get("distributed.comm")
+    lost = (comm.CommClosedError,) if comm is not None else ()
+    if isinstance(error, (CancelledError, ConnectionError, TimeoutError, *lost)):
+        return " ".join(f"{type(error).__name__}: {error}".split())
+    return None
+
+
+def _raise_killed(error: BaseException) -> None:
+    """Put Dask's word for a task that kills every worker it meets in plain ones."""
+    scheduler = sys.modules.get("distributed.scheduler")
+    if scheduler is None or not isinstance(error, scheduler.KilledWorker):
+        return
+    label = dask.utils.key_split(error.task)
+    raise ClusterError(
+        f"{error.allowed_failures + 1} workers in turn died while running a `{label}` task, the last at "
+        f"{error.last_worker.address}; most often they ran out of memory: give workers more, or use a smaller "
+        "chunk_size or batch_size"
+    ) from error
+
+
+def _reconnected(client: Any) -> bool:
+    """Wait until a client has found its scheduler again, or given up."""
+    end = time.monotonic() + RECONNECT_SECONDS
+    while client.status == "connecting" and time.monotonic() < end:
+        time.sleep(0.1)
+    return bool(client.status == "running")
