@@ -15,9 +15,12 @@ from dbksvd_dask.errors import DBKSVDError
 COMMANDS: dict[str, tuple[str, str]] = {
     "import": ("dbksvd_dask.cli.import_", "Turn activations on disk into a store."),
     "shuffle": ("dbksvd_dask.cli.shuffle", "Mix the rows of a store, out of core."),
+    "fit": ("dbksvd_dask.cli.fit", "Learn a dictionary from a store."),
     "encode": ("dbksvd_dask.cli.encode", "Codes of a whole store, in any number of parts."),
     "report": ("dbksvd_dask.cli.report", "Write a page to look through a dictionary with."),
     "info": ("dbksvd_dask.cli.info", "Describe a store, a dictionary, codes or a checkpoint."),
+    "export": ("dbksvd_dask.cli.export", "Write a dictionary for SAELens or Hugging Face."),
+    "import-dictionary": ("dbksvd_dask.cli.import_dictionary", "Read a dictionary of another tool."),
 }
 
 

@@ -1,0 +1,110 @@
+"""`dbksvd export`: a dictionary for SAELens or Hugging Face."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from dbksvd_dask.cli import common
+
+if TYPE_CHECKING:
+    from dbksvd_dask.export.saelens import ExportResult
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@click.group("export")
+def command() -> None:
+    """Write a dictionary for another tool.
+
+    RUN is the folder of a fit, or a dictionary. Nothing here needs torch.
+    """
+
+
+def _shared(function: F) -> F:
+    """Add what both exports take."""
+    for option in reversed(
+        [
+            click.option("--k", type=int, help="Most nonzeros per sample.  [default: that of the fit]"),
+            click.option(
+                "--form",
+                type=click.Choice(["builtin", "plugin"]),
+                default="builtin",
+                show_default=True,
+                help="For the encoder that SAELens has, or for the class in dbksvd_dask.export.saelens_plugin.",
+            ),
+            click.option("--codes", type=click.Path(), help="Codes of this dictionary: densities and figures."),
+            click.option("--context-size", type=int, help="Tokens per sequence of the activations."),
+            click.option("--dataset", "dataset_path", help="Name of the data the activations came from."),
+            click.option(
+                "--prepend-bos/--no-prepend-bos",
+                default=True,
+                show_default=True,
+                help="Whether sequences began with the token that marks a beginning.",
+            ),
+            common.force_option,
+            common.json_option,
+        ]
+    ):
+        function = option(function)
+    return function
+
+
+def _library_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Turn options of a command into arguments of the library."""
+    names = ("context_size", "dataset_path", "prepend_bos")
+    metadata = {name: options.pop(name) for name in names}
+    return {**options, "overwrite": options.pop("force"), "metadata": metadata}
+
+
+@command.command("saelens")
+@click.argument("run", metavar="RUN", type=click.Path())
+@click.argument("path", metavar="OUT", type=click.Path())
+@click.option("--model-name", required=True, help="Model of the activations, such as gpt2-small.")
+@click.option("--hook-name", required=True, help="Their place in it, such as blocks.6.hook_resid_post.")
+@_shared
+def saelens(run: str, path: str, as_json: bool, **options: Any) -> None:
+    """Write the dictionary of RUN as the folder OUT, which SAELens opens with SAE.load_from_disk.
+
+    \b
+    dbksvd export saelens run sae --model-name gpt2-small --hook-name blocks.6.hook_resid_post
+    dbksvd export saelens run sae --model-name ... --hook-name ... --form plugin --codes codes.zarr
+    """  # noqa: D301 - click needs the backspace character itself
+    from dbksvd_dask.export.saelens import export_saelens
+    from dbksvd_dask.store.dictionary import open_dictionary
+
+    result = export_saelens(open_dictionary(run), path, **_library_options(options))
+    common.report(asdict(result), as_json, _describe(result))
+
+
+@command.command("hf")
+@click.argument("run", metavar="RUN", type=click.Path())
+@click.argument("path", metavar="OUT", type=click.Path())
+@click.option("--repo-id", required=True, metavar="USER/NAME", help="Where it will be uploaded.")
+@click.option("--model-name", help="Model of the activations; with --hook-name, adds the form for SAELens.")
+@click.option("--hook-name", help="Their place in the model, such as blocks.6.hook_resid_post.")
+@click.option("--license", help="Identifier of a licence for the card, such as mit.")
+@_shared
+def huggingface(run: str, path: str, as_json: bool, **options: Any) -> None:
+    """Write the dictionary of RUN as the folder OUT, ready to upload to Hugging Face, with a model card.
+
+    \b
+    dbksvd export hf run folder --repo-id me/gpt2-atoms --license mit
+    hf upload me/gpt2-atoms folder
+    """  # noqa: D301 - click needs the backspace character itself
+    from dbksvd_dask.export.huggingface import export_huggingface
+    from dbksvd_dask.store.dictionary import open_dictionary
+
+    result = export_huggingface(open_dictionary(run), path, **_library_options(options))
+    common.report(asdict(result), as_json, _describe(result))
+
+
+def _describe(result: ExportResult) -> str:
+    """A line for people, and one per note."""
+    form = f", SAELens architecture {result.architecture}" if result.architecture else ""
+    stacked = " (the positive and the negative part of each atom)" if result.stacked else ""
+    lines = [f"{result.path}: {result.n_latents} latents{stacked}{form}"]
+    return "\n".join([*lines, *(f"note: {note}" for note in result.notes)])
