@@ -17,14 +17,16 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import dask
 import numpy as np
 from dask.delayed import Delayed
 
 from dbksvd_dask import chunk, plan
-from dbksvd_dask.encoding import grams_of, load, rows_of
+from dbksvd_dask.encoding import dictionaries_of, grams_of, prepare, rows_of
+from dbksvd_dask.gpu import device
+from dbksvd_dask.gpu.plan import CPU, Placement
 from dbksvd_dask.kernels.encode import EncodeSpec
 from dbksvd_dask.metrics import Moments, merge_moments
+from dbksvd_dask.running import compute
 from dbksvd_dask.store.sources import Source
 from dbksvd_dask.tasks import Tasks, chunk_homes
 
@@ -43,6 +45,7 @@ class BatchSpec(NamedTuple):
     dead_atoms: str
     seed: int
     dtype: Any
+    place: Placement = CPU
 
 
 class BatchResult(NamedTuple):
@@ -82,23 +85,39 @@ class _Stage(NamedTuple):
 
 
 def _encode_first(
-    rows: Any, mean: Any, dtype: Any, D: np.ndarray, gram: np.ndarray, spec: EncodeSpec, rounds: chunk.Rounds
+    rows: Any,
+    mean: Any,
+    dtype: Any,
+    D: np.ndarray,
+    gram: np.ndarray,
+    spec: EncodeSpec,
+    rounds: chunk.Rounds,
+    place: Placement,
 ) -> chunk.ChunkState:
     """Load and encode a chunk in one task, so that the samples themselves are never kept."""
-    Y = load(rows, mean, dtype)
-    state, counts = chunk.encode_chunk(Y, D, gram, spec, rounds)
-    return state._replace(stats=chunk.chunk_stats(Y, state, counts))
+    raw = rows.load()
+    with device.turn(place.pursuit):
+        Y = prepare(raw, rows.where, mean, dtype, place.device)
+        state, counts = chunk.encode_chunk(Y, D, gram, spec, rounds)
+        state = state._replace(stats=chunk.chunk_stats(Y, state, counts))
+    return state if place.resident else chunk.parked(state)
 
 
 def _encode_residual(
-    before: chunk.ChunkState, D: np.ndarray, gram: np.ndarray, spec: EncodeSpec, rounds: chunk.Rounds
+    before: chunk.ChunkState,
+    D: np.ndarray,
+    gram: np.ndarray,
+    spec: EncodeSpec,
+    rounds: chunk.Rounds,
+    place: Placement,
 ) -> chunk.ChunkState:
     """Encode what the groups before have left over."""
     stats = before.stats
     assert stats is not None
     state, counts = chunk.encode_chunk(before.R, D, gram, spec, rounds)
     moments = stats.moments.with_residual(chunk.after_update(state, stats))
-    return state._replace(stats=stats._replace(moments=moments, counts=counts, finished=time.time()))
+    state = state._replace(stats=stats._replace(moments=moments, counts=counts, finished=time.time()))
+    return state if place.resident else chunk.parked(state)
 
 
 def _stats_of(state: chunk.ChunkState) -> chunk.ChunkStats:
@@ -151,15 +170,20 @@ def _round(names: Tasks, spec: BatchSpec, g: int, r: int, D: Any, members: np.nd
 
 
 def _update(
-    names: Tasks, spec: BatchSpec, g: int, D: Any, rounds: chunk.Rounds, states: list[Any]
+    names: Tasks, spec: BatchSpec, g: int, D: Any, near: list[Any], rounds: chunk.Rounds, states: list[Any]
 ) -> tuple[list[Any], list[Any]]:
-    """Rounds of one group: new atoms of each round, and the states after the last."""
+    """Rounds of one group: new atoms of each round, and the states after the last.
+
+    Parameters
+    ----------
+    D : the group's atoms on the host;  near : per chunk, the same where its tasks use them
+    """
     new_atoms = []
     nonneg = spec.encode.nonneg
     for r, members in enumerate(rounds.atoms):
         new = _round(names, spec, g, r, D, members, states)
         states = [
-            names.call(chunk.refresh_chunk, "refresh", (g, r, c), state, r, D, members, new, nonneg, chunk=c)
+            names.call(chunk.refresh_chunk, "refresh", (g, r, c), state, r, near[c], members, new, nonneg, chunk=c)
             for c, state in enumerate(states)
         ]
         new_atoms.append(new)
@@ -180,22 +204,23 @@ def _stage(
     g: int,
     iteration: int,
     D: np.ndarray,
-    encode_tasks: Callable[[Any, list[Any], EncodeSpec, chunk.Rounds], list[Any]],
+    encode_tasks: Callable[[list[Any], list[Any], EncodeSpec, chunk.Rounds], list[Any]],
 ) -> _Stage:
     """Encode and update one group of atoms."""
     group = spec.groups[g]
     own = names.data(np.ascontiguousarray(D[group.start : group.stop]), f"dictionary-{g}")
     rounds = chunk.invert_rounds(plan.plan_rounds(group, spec.seed, iteration), group.stop - group.start)
-    grams = grams_of(names, own, group.stop - group.start, g)
-    states = encode_tasks(own, grams, spec.encode._replace(k=group.k), rounds)
+    near = dictionaries_of(names, own, g, spec.place)
+    grams = grams_of(names, own, group.stop - group.start, g, spec.place)
+    states = encode_tasks(near, grams, spec.encode._replace(k=group.k), rounds)
     stats = [names.call(_stats_of, "stats", (g, c), state, chunk=c) for c, state in enumerate(states)]
     counts = names.call(_counts_of, "counts", (g,), stats)
-    new, states = _update(names, spec, g, own, rounds, states)
+    new, states = _update(names, spec, g, own, near, rounds, states)
     members = list(rounds.atoms)
     candidates: list[Any] = []
     if spec.dead_atoms == "residual":
         candidates = [
-            names.call(chunk.worst_samples, "worst", (g, c), state, own, members, new, counts, chunk=c)
+            names.call(chunk.worst_samples, "worst", (g, c), state, near[c], members, new, counts, chunk=c)
             for c, state in enumerate(states)
         ]
     fresh = _fresh_atoms(spec, group, D.shape[1], iteration)
@@ -222,18 +247,16 @@ def build_batch(
     stages: list[_Stage] = []
     for g in range(len(spec.groups)):
 
-        def encode_tasks(D: Any, grams: list[Any], how: EncodeSpec, rounds: Any, g: int = g) -> list[Any]:
-            if g == 0:
-                return [
-                    names.call(
-                        _encode_first, "encode", (g, c), ref, centre, spec.dtype, D, grams[c], how, rounds, chunk=c
-                    )
-                    for c, ref in enumerate(refs)
-                ]
-            return [
-                names.call(_encode_residual, "encode", (g, c), state, D, grams[c], how, rounds, chunk=c)
-                for c, state in enumerate(stages[-1].states)
-            ]
+        def encode_tasks(near: list[Any], grams: list[Any], how: EncodeSpec, rounds: Any, g: int = g) -> list[Any]:
+            out = []
+            for c, ref in enumerate(refs):
+                rest = (near[c], grams[c], how, rounds, spec.place)
+                if g == 0:
+                    call = names.call(_encode_first, "encode", (g, c), ref, centre, spec.dtype, *rest, chunk=c)
+                else:
+                    call = names.call(_encode_residual, "encode", (g, c), stages[-1].states[c], *rest, chunk=c)
+                out.append(call)
+            return out
 
         stages.append(_stage(names, spec, g, iteration, D, encode_tasks))
     last = stages[-1]
@@ -260,10 +283,10 @@ def _collect(
     )
 
 
-def run_batch(graph: Delayed) -> BatchResult:
-    """Compute a batch's graph on the current scheduler."""
+def run_batch(graph: Delayed, on_round: Callable[[], None] | None = None) -> BatchResult:
+    """Compute a batch's graph on the current scheduler; `on_round` is called after each round."""
     began = time.time()
-    (result,) = dask.compute(graph)
+    result = compute(graph, "round-", on_round)
     ended = time.time()
     dictionary, counts, before, after, encoded = result
     encoded = min(max(encoded, began), ended)  # clocks of other machines may differ

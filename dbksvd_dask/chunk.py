@@ -3,6 +3,9 @@
 Every function takes arrays and returns new ones; none changes its inputs. That is what lets Dask recompute
 whatever a dead worker held, and hand one result to several workers. Results are marked read-only, so that a
 mistake raises instead of corrupting.
+
+Arrays on a GPU go to the functions of the same names in `gpu.chunk`; what is only array code (Lanczos steps, sums
+of parts) serves both.
 """
 
 from __future__ import annotations
@@ -13,10 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dbksvd_dask import lanczos
+from dbksvd_dask.gpu.device import on_device, to_host
 from dbksvd_dask.kernels import update
 from dbksvd_dask.kernels._jit import kernel_input
 from dbksvd_dask.kernels.blas import one_blas_thread
-from dbksvd_dask.kernels.encode import EncodeSpec, encode_rows, residual
+from dbksvd_dask.kernels.encode import EncodeSpec, encode_rows, residual, squared_norms
+from dbksvd_dask.kernels.moments import relative_error_sum
 from dbksvd_dask.lanczos import LanczosState
 from dbksvd_dask.metrics import Moments, ResidualMoments, moments, residual_moments, row_norms
 
@@ -58,9 +63,17 @@ class Rounds(NamedTuple):
 
 
 def frozen(array: np.ndarray) -> np.ndarray:
-    """Mark a result read-only."""
-    array.flags.writeable = False
+    """Mark a result read-only; arrays on a device have no such mark."""
+    if not on_device(array):
+        array.flags.writeable = False
     return array
+
+
+def _gpu() -> Any:
+    """The device's functions, whose libraries are only there where a device is."""
+    from dbksvd_dask.gpu import chunk as gpu
+
+    return gpu
 
 
 def invert_rounds(atoms: list[np.ndarray], n_atoms: int) -> Rounds:
@@ -89,6 +102,8 @@ def encode_chunk(
     state : ChunkState
     counts : (n_atoms,) int64, samples per atom
     """
+    if on_device(D):
+        return _gpu().encode_chunk(Y, D, gram, spec, rounds)
     atom, coefficient = encode_rows(Y, D, gram, spec)
     R = residual(Y, atom, coefficient, D)
     start, pos, local = update.group_by_round(atom, rounds.round_of, rounds.local_of, len(rounds.atoms))
@@ -100,11 +115,45 @@ def encode_chunk(
 
 def chunk_stats(Y: np.ndarray, state: ChunkState, counts: np.ndarray) -> ChunkStats:
     """Sums over the samples and their residual."""
-    return ChunkStats(moments(Y, state.R), row_norms(Y), counts, time.time())
+    if not on_device(Y):
+        return ChunkStats(moments(Y, state.R), row_norms(Y), counts, time.time())
+    samples = _gpu().row_sums(Y)
+    return ChunkStats(_merged(samples, _gpu().row_sums(state.R)), samples[2], counts, time.time())
+
+
+def _merged(samples: tuple[np.ndarray, ...], rest: tuple[np.ndarray, ...]) -> Moments:
+    """Moments from the sums over samples and residual that came from a device."""
+    error, n_nonzero = relative_error_sum(samples[2], rest[2])
+    return Moments(samples[2].size, int(n_nonzero), float(error), *samples[:2], *rest[:2])
+
+
+@one_blas_thread
+def codes_of(Y: np.ndarray, D: np.ndarray, gram: np.ndarray, spec: EncodeSpec) -> tuple[np.ndarray, np.ndarray]:
+    """Encode samples where the dictionary is; atom (n, k) int32 and coefficient (n, k) on the host."""
+    return _gpu().encode_rows(Y, D, gram, spec) if on_device(D) else encode_rows(Y, D, gram, spec)
+
+
+def residual_of(Y: np.ndarray, atom: np.ndarray, coefficient: np.ndarray, D: np.ndarray) -> np.ndarray:
+    """Residual of given codes, computed where the dictionary is, on the host: (n, d)."""
+    compute = _gpu().residual if on_device(D) else residual
+    return compute(Y, atom, coefficient, D)
+
+
+@one_blas_thread
+def measure(Y: np.ndarray, D: np.ndarray, gram: np.ndarray, spec: EncodeSpec) -> tuple[Moments, int]:
+    """Encode samples: sums over them and their residual, and the number of nonzeros."""
+    if on_device(D):
+        samples, rest, n_nonzeros = _gpu().measure(Y, D, gram, spec)
+        return _merged(samples, rest), n_nonzeros
+    atom, coefficient = encode_rows(Y, D, gram, spec)
+    R = residual(Y, atom, coefficient, D)
+    return moments(Y, R), int(np.count_nonzero(atom >= 0))
 
 
 def first_product(state: ChunkState, r: int, n_local: int) -> tuple[np.ndarray, np.ndarray]:
     """Partial sums of the warm start of round `r`: (n_local, d) and (n_local,)."""
+    if not isinstance(state, ChunkState):
+        return _gpu().first_product(state, r, n_local)
     arrays = (state.R, state.coefficient, state.start[r], state.pos, state.local)
     W, x2 = update.start_products(*map(kernel_input, arrays), n_local)
     return frozen(W), frozen(x2)
@@ -112,6 +161,8 @@ def first_product(state: ChunkState, r: int, n_local: int) -> tuple[np.ndarray, 
 
 def next_product(state: ChunkState, r: int, lz: LanczosState) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Partial sums of one Lanczos product of round `r`: (n_local, d), (n_local,), (n_local,)."""
+    if not isinstance(state, ChunkState):
+        return _gpu().next_product(state, r, lz)
     arrays = (state.R, state.coefficient, state.start[r], state.pos, state.local, lz.basis[-1], lz.dv)
     W, sx, s2 = update.next_products(*map(kernel_input, arrays))
     return frozen(W), frozen(sx), frozen(s2)
@@ -121,6 +172,8 @@ def add_parts(parts: list[tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
     """Sum tuples of arrays from left to right; the order fixes the bits."""
     if len(parts) == 1:
         return parts[0]
+    if on_device(parts[0][0]):
+        return tuple(_sum_in_order(arrays) for arrays in zip(*parts, strict=True))
     totals = [np.add(a, b) for a, b in zip(parts[0], parts[1], strict=True)]
     for part in parts[2:]:
         for total, more in zip(totals, part, strict=True):
@@ -128,10 +181,23 @@ def add_parts(parts: list[tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
     return tuple(frozen(total) for total in totals)
 
 
+def _sum_in_order(arrays: tuple[Any, ...]) -> Any:
+    """Sum of device arrays from left to right."""
+    total = arrays[0]
+    for array in arrays[1:]:
+        total = total + array
+    return total
+
+
+def _rows(D: np.ndarray, members: np.ndarray, like: Any) -> Any:
+    """Some atoms of a dictionary on the host, brought to where the array `like` is."""
+    return _gpu().to_device(D[members]) if on_device(like) else D[members]
+
+
 def begin_round(parts: list[tuple[np.ndarray, ...]], D: np.ndarray, members: np.ndarray) -> LanczosState:
     """Warm start of a round from the chunks' partial sums."""
     W, x2 = add_parts(parts)
-    return lanczos.warm_start(W, x2, D[members])
+    return lanczos.warm_start(W, x2, _rows(D, members, W))
 
 
 def advance_round(
@@ -139,18 +205,20 @@ def advance_round(
 ) -> LanczosState:
     """One Lanczos step of a round from the chunks' partial sums."""
     W, sx, s2 = add_parts(parts)
-    return lanczos.advance(lz, W, sx, s2, D[members])
+    return lanczos.advance(lz, W, sx, s2, _rows(D, members, W))
 
 
 def finish_round(lz: LanczosState, D: np.ndarray, members: np.ndarray) -> np.ndarray:
     """New atoms of a round: (n_local, d)."""
-    return frozen(lanczos.leading_vectors(lz, D[members]))
+    return frozen(lanczos.leading_vectors(lz, _rows(D, members, lz.dv)))
 
 
 def refresh_chunk(
     state: ChunkState, r: int, D: np.ndarray, members: np.ndarray, new: np.ndarray, nonneg: bool
 ) -> ChunkState:
     """Exchange the atoms of round `r` and refit their coefficients."""
+    if not isinstance(state, ChunkState):
+        return _gpu().refresh_chunk(state, r, D, members, new, nonneg)
     arrays = (state.R, state.coefficient, state.start[r], state.pos, state.local, D[members], new)
     R, coefficient = update.refresh(*map(kernel_input, arrays), nonneg)
     return state._replace(R=frozen(R), coefficient=frozen(coefficient))
@@ -158,7 +226,11 @@ def refresh_chunk(
 
 def after_update(state: ChunkState, stats: ChunkStats) -> ResidualMoments:
     """Sums over the residual after the last round."""
-    return residual_moments(state.R, stats.y_norms)
+    if isinstance(state, ChunkState):
+        return residual_moments(state.R, stats.y_norms)
+    r_sum, r_square_sum, r_norms = _gpu().row_sums(state.R)
+    error, _ = relative_error_sum(stats.y_norms, r_norms)
+    return ResidualMoments(r_norms.size, float(error), r_sum, r_square_sum)
 
 
 def worst_samples(
@@ -171,6 +243,8 @@ def worst_samples(
     n_dead = int(np.count_nonzero(counts == 0))
     if n_dead == 0:
         return Candidates(np.empty(0), np.empty((0, D.shape[1]), D.dtype))
+    if not isinstance(state, ChunkState):
+        return Candidates(*_gpu().worst_samples(state, D, members, new, counts))
     error = row_norms(state.R)
     worst = np.argsort(-error, kind="stable")[:n_dead]
     updated = place_atoms(D, members, new)
@@ -180,10 +254,10 @@ def worst_samples(
 
 
 def place_atoms(D: np.ndarray, members: list[np.ndarray], new: list[np.ndarray]) -> np.ndarray:
-    """Dictionary with the atoms of all rounds put in: a new (n_atoms, d)."""
+    """Dictionary on the host with the atoms of all rounds put in: a new (n_atoms, d)."""
     out = np.array(D)
     for indices, atoms in zip(members, new, strict=True):
-        out[indices] = atoms
+        out[indices] = to_host(atoms)
     return out
 
 
@@ -225,9 +299,31 @@ def add_counts(counts: list[np.ndarray]) -> np.ndarray:
     return np.sum(counts, axis=0)
 
 
-def prepare(raw: Any, mean: np.ndarray | None, dtype: Any) -> np.ndarray:
+def prepare(raw: Any, mean: np.ndarray | None, dtype: Any, device: str = "cpu") -> np.ndarray:
     """Rows as the kernels take them: C-contiguous, of the working dtype, the mean taken off; a new array."""
+    if device == "gpu":
+        return _gpu().prepare(raw, mean, dtype)
     Y = np.array(raw, dtype=dtype, order="C", copy=True)
     if mean is not None:
         Y -= mean.astype(dtype, copy=False)
     return Y
+
+
+def norms2_of(Y: np.ndarray) -> np.ndarray:
+    """Squared norm of each row in float64, on the host: (n,)."""
+    return _gpu().squared_norms(Y) if on_device(Y) else squared_norms(Y)
+
+
+def to_device(D: np.ndarray) -> Any:
+    """Bring a dictionary to the device of this process."""
+    return _gpu().to_device(D)
+
+
+def device_gram(D: np.ndarray, on_device: bool) -> Any:
+    """Gram of a dictionary by the device of this process, kept there or brought back: (n_atoms, n_atoms)."""
+    return _gpu().gram_matrix(D, on_device)
+
+
+def parked(state: ChunkState) -> ChunkState:
+    """Take the residual of a state off the device, where it waits for the next task."""
+    return _gpu().park(state)

@@ -20,10 +20,12 @@ from dask.delayed import Delayed, delayed
 from dbksvd_dask import chunk, plan
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.evaluate.reconstruction import reconstruction_moments
+from dbksvd_dask.gpu import device
+from dbksvd_dask.gpu.plan import CPU, Placement
 from dbksvd_dask.kernels import encode
 from dbksvd_dask.kernels.blas import one_blas_thread
 from dbksvd_dask.kernels.encode import EncodeSpec
-from dbksvd_dask.metrics import Moments, merge_moments, moments
+from dbksvd_dask.metrics import Moments, merge_moments
 from dbksvd_dask.store.code_sums import CodeSums
 from dbksvd_dask.store.code_writer import CodesWriter, UnitWritten
 from dbksvd_dask.store.rows import RowReader
@@ -38,10 +40,12 @@ def load(rows: Any, mean: np.ndarray | None, dtype: Any) -> np.ndarray:
     return prepare(rows.load(), rows.where, mean, dtype)
 
 
-def prepare(raw: np.ndarray, where: Callable[[int], str], mean: np.ndarray | None, dtype: Any) -> np.ndarray:
-    """Widen and centre a chunk of samples; refuse NaN and infinity by name."""
-    Y = chunk.prepare(raw, mean, dtype)
-    bad = np.flatnonzero(~np.isfinite(encode.squared_norms(Y)))
+def prepare(
+    raw: np.ndarray, where: Callable[[int], str], mean: np.ndarray | None, dtype: Any, where_to: str = "cpu"
+) -> np.ndarray:
+    """Widen and centre a chunk of samples, on the device they are needed on; refuse NaN and infinity by name."""
+    Y = chunk.prepare(raw, mean, dtype, where_to)
+    bad = np.flatnonzero(~np.isfinite(chunk.norms2_of(Y)))
     if bad.size:
         raise InputError(
             f"{where(int(bad[0]))} has NaN or infinity ({bad.size} such row{'s' * (bad.size > 1)} in this "
@@ -75,11 +79,14 @@ def rows_of(source: Source, rows: np.ndarray) -> Any:
     return delayed(_Loaded, pure=False)(blocks, rows, ends)
 
 
-def grams_of(names: Tasks, D: Any, n_atoms: int, g: int = 0) -> list[Any]:
+def grams_of(names: Tasks, D: Any, n_atoms: int, g: int = 0, place: Placement = CPU) -> list[Any]:
     """The gram for each chunk: tiles of its upper triangle as tasks of their own, put together once per home.
 
-    Tiles are shared out among the homes and travel as they are: half the bytes of the gram.
+    Tiles are shared out among the homes and travel as they are: half the bytes of the gram. A device computes a
+    gram faster than it could receive one.
     """
+    if place.device == "gpu":
+        return names.once_per_home(chunk.device_gram, "gram", (g,), D, place.gram_on_device)
     bounds = encode.gram_bounds(n_atoms)
     tile = one_blas_thread(encode.gram_tile)
     pairs = [(i, j) for i in range(len(bounds)) for j in range(i, len(bounds))]
@@ -88,6 +95,13 @@ def grams_of(names: Tasks, D: Any, n_atoms: int, g: int = 0) -> list[Any]:
         for t, (i, j) in enumerate(pairs)
     ]
     return names.once_per_home(_assemble, "gram-assemble", (g,), n_atoms, tiles)
+
+
+def dictionaries_of(names: Tasks, D: Any, g: int = 0, place: Placement = CPU) -> list[Any]:
+    """The dictionary for each chunk, where its tasks use it: on the host, or on the device of its home."""
+    if place.device == "gpu":
+        return names.once_per_home(chunk.to_device, "dictionary-device", (g,), D)
+    return [D] * names.n_chunks
 
 
 def _assemble(n_atoms: int, tiles: list[np.ndarray]) -> np.ndarray:
@@ -111,22 +125,33 @@ class EncodePlan(NamedTuple):
     spec: EncodeSpec
     mean: np.ndarray | None
     dtype: Any
+    place: Placement = CPU
 
 
-@one_blas_thread
 def encode_block(rows: Any, D: np.ndarray, gram: np.ndarray, how: EncodePlan) -> tuple[np.ndarray, np.ndarray]:
     """Load and encode a block of rows: atom (n, k) int32 and coefficient (n, k)."""
-    Y = load(rows, how.mean, how.dtype)
-    return encode.encode_rows(Y, D, gram, how.spec)
+    raw = rows.load()
+    with device.turn(how.place.pursuit):
+        Y = prepare(raw, rows.where, how.mean, how.dtype, how.place.device)
+        return chunk.codes_of(Y, D, gram, how.spec)
 
 
-@one_blas_thread
 def evaluate_block(rows: Any, D: np.ndarray, gram: np.ndarray, how: EncodePlan) -> tuple[Moments, int]:
     """Load and encode a block of rows: sums over samples and residual, and the number of nonzeros."""
-    Y = load(rows, how.mean, how.dtype)
-    atom, coefficient = encode.encode_rows(Y, D, gram, how.spec)
-    R = encode.residual(Y, atom, coefficient, D)
-    return moments(Y, R), int(np.count_nonzero(atom >= 0))
+    raw = rows.load()
+    with device.turn(how.place.pursuit):
+        Y = prepare(raw, rows.where, how.mean, how.dtype, how.place.device)
+        return chunk.measure(Y, D, gram, how.spec)
+
+
+def _dictionary_and_gram(names: Tasks, D: np.ndarray, place: Placement) -> tuple[Any, Any]:
+    """Dictionary and gram for tasks that have no homes."""
+    own = names.data(np.ascontiguousarray(D), "dictionary")
+    (dictionary, *_), (gram, *_) = (
+        dictionaries_of(names, own, 0, place),
+        grams_of(names, own, D.shape[0], 0, place),
+    )
+    return dictionary, gram
 
 
 def build_evaluation(
@@ -134,8 +159,7 @@ def build_evaluation(
 ) -> Delayed:
     """Graph that encodes rows and merges their metrics: computing it gives (Moments, number of nonzeros)."""
     names = Tasks(iteration)
-    dictionary = names.data(D, "dictionary")
-    gram, *_ = grams_of(names, dictionary, D.shape[0])
+    dictionary, gram = _dictionary_and_gram(names, D, how.place)
     parts = [
         names.call(evaluate_block, "evaluate", (c,), rows_of(source, rows[a:b]), dictionary, gram, how)
         for c, (a, b) in enumerate(plan.split_rows(rows.size, chunk_size))
@@ -179,8 +203,7 @@ def _encoding(
 ) -> tuple[Tasks, list[Any], list[int]]:
     """Tasks that encode a whole source, block by block, and the rows of each block."""
     names = Tasks()
-    dictionary = names.data(D, "dictionary")
-    gram, *_ = grams_of(names, dictionary, D.shape[0])
+    dictionary, gram = _dictionary_and_gram(names, D, how.place)
     spans = plan.split_rows(source.n_samples, block_rows)
     blocks = []
     for c, (a, b) in enumerate(spans):
@@ -249,10 +272,10 @@ def encode_unit(
             where = StoreRows(reader, np.arange(start + a, start + b)).where
             Y = prepare(raw[a:b], where, how.mean, how.dtype)
             part = slice(start - first + a, start - first + b)
-            atom[part], exact = encode.encode_rows(Y, D, gram, how.spec)
+            atom[part], exact = chunk.codes_of(Y, D, gram, how.spec)
             coefficient[part] = _narrow(exact, goal.coefficient_dtype)
             # the error of what is stored, not of what was computed
-            R = encode.residual(Y, atom[part], coefficient[part].astype(how.dtype), D)
+            R = chunk.residual_of(Y, atom[part], coefficient[part].astype(how.dtype), D)
             sums.append(reconstruction_moments(Y, R))
     total = CodeSums.of(merge_moments(sums), atom, coefficient, first, (goal.n_atoms, goal.n_top))
     return writer.write_unit(unit, atom, coefficient, total)
@@ -270,11 +293,10 @@ def _narrow(coefficient: np.ndarray, dtype: str) -> np.ndarray:
     return coefficient.astype(dtype)
 
 
-def hold_dictionary(D: np.ndarray) -> tuple[Delayed, Delayed]:
+def hold_dictionary(D: np.ndarray, place: Placement = CPU) -> tuple[Delayed, Delayed]:
     """Dictionary and gram, computed once and kept where the tasks run."""
     names = Tasks()
-    dictionary = names.data(np.ascontiguousarray(D), "dictionary")
-    gram, *_ = grams_of(names, dictionary, D.shape[0])
+    dictionary, gram = _dictionary_and_gram(names, D, place)
     return dask.persist(names.finish(dictionary), names.finish(gram))
 
 

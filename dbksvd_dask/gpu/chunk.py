@@ -10,25 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dbksvd_dask.gpu import device, encode, update
-from dbksvd_dask.gpu.moments import row_sums
+from dbksvd_dask.gpu import device, encode, moments, update
 from dbksvd_dask.gpu.update import Entries
 from dbksvd_dask.kernels.encode import EncodeSpec
 from dbksvd_dask.lanczos import LanczosState, namespace
 
-__all__ = [
-    "DeviceState",
-    "encode_chunk",
-    "first_product",
-    "next_product",
-    "park",
-    "place_atoms",
-    "prepare",
-    "refresh_chunk",
-    "row_sums",
-    "take_rows",
-    "worst_samples",
-]
+Sums = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class DeviceState(NamedTuple):
@@ -38,6 +25,7 @@ class DeviceState(NamedTuple):
     atom: Any  # (n, k) int32, indices inside the group
     coefficient: Any  # (n, k)
     entries: Entries
+    stats: Any = None  # `chunk.ChunkStats` after its encoding, on the host
 
 
 def prepare(raw: Any, mean: np.ndarray | None, dtype: Any) -> Any:
@@ -74,6 +62,49 @@ def encode_chunk(Y: Any, D: Any, gram: Any, spec: EncodeSpec, rounds: Any) -> tu
         entries = update.group_by_round(atom, rounds.round_of, rounds.local_of, len(rounds.atoms))
         counts = update.count_atoms(entries, rounds.round_of, rounds.local_of)
     return DeviceState(R, atom, coefficient, entries), counts
+
+
+def encode_rows(Y: Any, D: Any, gram: Any, spec: EncodeSpec) -> tuple[np.ndarray, np.ndarray]:
+    """Encode samples, from the host or on the device: codes on the host, atom (n, k) and coefficient (n, k)."""
+    with device.turn("gpu" if device.on_device(gram) else "cpu"):
+        atom, coefficient = encode.encode_rows(device.current().asarray(Y), D, gram, spec)
+        return device.to_host(atom), device.to_host(coefficient)
+
+
+def residual(Y: np.ndarray, atom: np.ndarray, coefficient: np.ndarray, D: Any) -> np.ndarray:
+    """Residual of samples and codes of the host, ``Y - X D``, on the host: (n, d)."""
+    with device.turn("gpu"):
+        here = [to_device(np.ascontiguousarray(a)) for a in (Y, atom, coefficient)]
+        return device.to_host(encode.residual(here[0], here[1], here[2], D))
+
+
+def measure(Y: Any, D: Any, gram: Any, spec: EncodeSpec) -> tuple[Sums, Sums, int]:
+    """Encode samples and sum over them and over their residual; also the number of nonzeros."""
+    with device.turn("gpu" if device.on_device(gram) else "cpu"):
+        Y = device.current().asarray(Y)
+        atom, coefficient = encode.encode_rows(Y, D, gram, spec)
+    with device.turn("gpu"):
+        R = encode.residual(Y, atom, coefficient, D)
+        return row_sums(Y), row_sums(R), int(np.count_nonzero(device.to_host(atom) >= 0))
+
+
+def row_sums(A: Any) -> Sums:
+    """Sums, square sums per column and norms of the rows of samples or a residual, on the host."""
+    with device.turn("gpu"):
+        return moments.row_sums(device.current().asarray(A))
+
+
+def squared_norms(Y: Any) -> np.ndarray:
+    """Squared norm of each row, on the host: (n,)."""
+    with device.turn("gpu"):
+        return device.to_host(encode.squared_norms(Y))
+
+
+def gram_matrix(D: np.ndarray, on_device: bool) -> Any:
+    """Gram of a dictionary of the host, computed on the device and kept there or brought back."""
+    with device.turn("gpu"):
+        gram = encode.gram_matrix(to_device(D))
+        return gram if on_device else device.to_host(gram)
 
 
 def park(state: DeviceState) -> DeviceState:
@@ -127,6 +158,11 @@ def place_atoms(D: Any, members: list[np.ndarray], new: list[Any]) -> Any:
     """Dictionary with the atoms of all rounds put in: a new (n_atoms, d). Rounds hold every atom once."""
     whole = namespace(D).concat(new)
     return take_rows(whole, np.argsort(np.concatenate(members)))
+
+
+def to_device(array: np.ndarray) -> Any:
+    """Bring an array of the host to the device."""
+    return device.current().asarray(array)
 
 
 def take_rows(array: Any, rows: np.ndarray) -> Any:

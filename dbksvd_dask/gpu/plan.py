@@ -39,6 +39,11 @@ class Placement(NamedTuple):
     gram_on_device: bool = True
     resident: bool = True
 
+    @property
+    def pursuit(self) -> str:
+        """Where the pursuit itself runs: "cpu" or "gpu"."""
+        return self.device if self.gram_on_device else "cpu"
+
 
 CPU = Placement()
 
