@@ -79,6 +79,15 @@ class Retrying(Event):
 
 
 @dataclass(frozen=True)
+class FitStopped(Event):
+    """A fit ends early: interrupted, or by an error; `message` says what to do next."""
+
+    iteration: int  # outer batches done
+    checkpoint: str  # newest checkpoint, empty if there is none
+    message: str
+
+
+@dataclass(frozen=True)
 class FitFinished(Event):
     """All iterations are done."""
 

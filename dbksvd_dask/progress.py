@@ -1,0 +1,318 @@
+"""Subscribers to progress events: a bar on the terminal, a view in a notebook, lines of JSON in a file.
+
+Each is a callable that takes events, so any of them can be given as `callbacks=[...]`::
+
+    with progress.TerminalBar() as bar, progress.JsonLines("run.jsonl") as log:
+        DBKSVD(4096, 32, callbacks=[bar, log]).fit("store.zarr")
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from dbksvd_dask import events
+
+
+@dataclass
+class Snapshot:
+    """Where a fit stands, gathered from its events; what the bar and the notebook view show."""
+
+    n_iter: int = 0
+    iteration: int = 0  # outer batches done
+    round: int = 0  # rounds done of the batch at work
+    n_rounds: int = 0
+    relative_error: float = math.nan
+    validation_error: float = math.nan
+    samples_per_second: float = math.nan
+    seconds_left: float = math.nan
+    bytes_read: int = 0
+    planned_bytes: int = 0
+    checkpoint: str = ""
+    note: str = ""  # the last thing out of the ordinary: a retry, a stop
+    errors: list[float] = field(default_factory=list)  # relative error after each batch seen
+
+    @property
+    def done(self) -> float:
+        """Batches done, the rounds of the one at work counted as parts."""
+        part = self.round / self.n_rounds if self.n_rounds else 0.0
+        return min(self.n_iter, self.iteration + part)
+
+    @property
+    def count(self) -> str:
+        """Batches and rounds in words."""
+        rounds = f", round {self.round} of {self.n_rounds} of the next" if self.round else ""
+        return f"{self.iteration} of {self.n_iter} batches{rounds}"
+
+    def take(self, event: events.Event) -> None:
+        """Take one event in; unknown ones are ignored."""
+        handler = _HANDLERS.get(type(event))
+        if handler is not None:
+            handler(self, event)
+
+
+def _started(view: Snapshot, event: events.FitStarted) -> None:
+    view.n_iter, view.iteration, view.planned_bytes = event.n_iter, event.first_iteration, event.planned_bytes
+
+
+def _batch_started(view: Snapshot, event: events.BatchStarted) -> None:
+    view.iteration, view.round, view.n_rounds = event.iteration, 0, 0
+
+
+def _round(view: Snapshot, event: events.RoundFinished) -> None:
+    view.round, view.n_rounds = event.round + 1, event.n_rounds
+
+
+def _batch(view: Snapshot, event: events.BatchFinished) -> None:
+    view.iteration, view.n_iter, view.round = event.iteration + 1, event.n_iter, 0
+    view.samples_per_second, view.seconds_left = event.samples_per_second, event.seconds_left
+    view.bytes_read += event.bytes_read
+    view.relative_error = event.record.get("relative_error", math.nan)
+    view.validation_error = event.record.get("validation_relative_error", math.nan)
+    view.errors.append(view.relative_error)
+    view.note = ""
+
+
+def _checkpoint(view: Snapshot, event: events.CheckpointWritten) -> None:
+    view.checkpoint = event.path
+
+
+def _retrying(view: Snapshot, event: events.Retrying) -> None:
+    view.note = f"attempt {event.attempt} of {event.attempts} failed ({event.reason}); trying again"
+
+
+def _stopped(view: Snapshot, event: events.FitStopped) -> None:
+    view.note = event.message
+
+
+def _finished(view: Snapshot, event: events.FitFinished) -> None:
+    view.iteration, view.round, view.seconds_left = event.n_iter, 0, 0.0
+
+
+_HANDLERS: dict[type[events.Event], Callable[[Snapshot, Any], None]] = {
+    events.FitStarted: _started,
+    events.BatchStarted: _batch_started,
+    events.RoundFinished: _round,
+    events.BatchFinished: _batch,
+    events.CheckpointWritten: _checkpoint,
+    events.Retrying: _retrying,
+    events.FitStopped: _stopped,
+    events.FitFinished: _finished,
+}
+
+
+# ---------------------------------------------------------------------------------------------- words
+
+
+def in_bytes(n: float) -> str:
+    """Write a number of bytes for people.
+
+    >>> in_bytes(950), in_bytes(50_331_648), in_bytes(4.2e12)
+    ('950 B', '50.3 MB', '4.2 TB')
+    """
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if n >= size:
+            return f"{n / size:.1f} {unit}"
+    return f"{n:.0f} B"
+
+
+def in_time(seconds: float) -> str:
+    """Write a time span for people.
+
+    >>> in_time(8.4), in_time(75), in_time(7500), in_time(float("nan"))
+    ('8 s', '1:15 min', '2:05 h', '-')
+    """
+    if not math.isfinite(seconds):
+        return "-"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d} min" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d} h"
+
+
+def describe(view: Snapshot) -> str:
+    """Error, speed, time left and bytes read in one line."""
+    parts = []
+    if math.isfinite(view.relative_error):
+        parts.append(f"error {view.relative_error:.4f}")
+    if math.isfinite(view.validation_error):
+        parts.append(f"held-out {view.validation_error:.4f}")
+    if math.isfinite(view.samples_per_second):
+        parts.append(f"{view.samples_per_second:,.0f} samples/s")
+    parts.append(f"{in_time(view.seconds_left)} left")
+    if view.bytes_read:
+        parts.append(f"{in_bytes(view.bytes_read)} read")
+    return ", ".join(parts)
+
+
+# ---------------------------------------------------------------------------------------------- terminal
+
+
+class TerminalBar:
+    """A bar for a fit, and one for each restartable job, on standard error.
+
+    Parameters
+    ----------
+    console : rich.console.Console, optional
+        Where to draw.
+    """
+
+    def __init__(self, console: Any = None) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        self.view = Snapshot()
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[count]}"),
+            TextColumn("{task.fields[text]}"),
+            console=console or Console(stderr=True),
+        )
+        self._tasks: dict[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def __call__(self, event: events.Event) -> None:
+        """Take an event in and draw."""
+        if isinstance(event, events.JobProgress):
+            self._draw(event.job, event.done, event.total, f"{event.done}/{event.total} {event.unit}", "")
+            return
+        self.view.take(event)
+        view = self.view
+        if isinstance(event, events.Retrying | events.FitStopped):
+            self._bars.console.print(view.note, highlight=False, markup=False)
+        if view.n_iter:
+            self._draw("fit", view.done, view.n_iter, view.count, describe(view))
+
+    def _draw(self, name: str, done: float, total: float, count: str, text: str) -> None:
+        if name not in self._tasks:
+            self._tasks[name] = self._bars.add_task(name, total=total, count=count, text=text)
+        self._bars.update(self._tasks[name], completed=done, total=total, count=count, text=text)
+
+
+# ---------------------------------------------------------------------------------------------- file
+
+
+class JsonLines:
+    """Appends every event to a file, one JSON object per line, complete at any time.
+
+    A line has `time` (seconds since 1970), `event` (the name of its class) and the fields of the event; numbers
+    that JSON has no word for (NaN, infinity) are null. A fit that goes on after an interruption goes on in the
+    same file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        self._file: Any = open(self.path, "a", encoding="utf-8")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def __call__(self, event: events.Event) -> None:
+        """Write one event."""
+        line = {"time": time.time(), "event": type(event).__name__, **dataclasses.asdict(event)}
+        self._file.write(json.dumps(_plain(line), allow_nan=False) + "\n")
+        self._file.flush()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value.item() if hasattr(value, "item") else value
+
+
+# ---------------------------------------------------------------------------------------------- notebook
+
+
+class NotebookView:
+    """A small table with a bar and the error so far, redrawn in place in a notebook cell.
+
+    Parameters
+    ----------
+    display : callable, optional
+        Shows an HTML text, called once, and returns a callable that replaces it; default: IPython's.
+    """
+
+    def __init__(self, display: Callable[[str], Callable[[str], None]] | None = None) -> None:
+        self.view = Snapshot()
+        self._display = display or _ipython_display
+        self._update: Callable[[str], None] | None = None
+
+    def __call__(self, event: events.Event) -> None:
+        """Take an event in and redraw."""
+        self.view.take(event)
+        text = render(self.view)
+        if self._update is None:
+            self._update = self._display(text)
+        else:
+            self._update(text)
+
+
+def _ipython_display(text: str) -> Callable[[str], None]:
+    from IPython.display import HTML, display
+
+    handle = display(HTML(text), display_id=True)
+    return lambda newer: handle.update(HTML(newer))
+
+
+def render(view: Snapshot) -> str:
+    """The notebook view as HTML."""
+    share = 100.0 * view.done / view.n_iter if view.n_iter else 0.0
+    bar = (
+        '<div style="background:#ddd;width:24em;height:.8em"><div style="background:#2a7ae2;height:.8em;'
+        f'width:{share:.1f}%"></div></div>'
+    )
+    lines = [view.count, describe(view)]
+    if view.note:
+        lines.append(view.note)
+    text = "".join(f"<div>{html.escape(line)}</div>" for line in lines)
+    return f'<div style="font-family:sans-serif">{bar}{text}{_sparkline(view.errors)}</div>'
+
+
+def _sparkline(values: list[float], width: int = 240, height: int = 36) -> str:
+    """Relative error over batches as a small curve; empty before the second."""
+    shown = [v for v in values if math.isfinite(v)]
+    if len(shown) < 2:
+        return ""
+    low, high = min(shown), max(shown)
+    scale = (height - 2) / (high - low) if high > low else 0.0
+    step = width / (len(shown) - 1)
+    points = " ".join(f"{i * step:.1f},{height - 1 - (v - low) * scale:.1f}" for i, v in enumerate(shown))
+    label = f"relative error per batch, {shown[0]:.4f} to {shown[-1]:.4f}"
+    return (
+        f'<svg width="{width}" height="{height}" role="img" aria-label="{label}">'
+        f'<polyline fill="none" stroke="#2a7ae2" points="{points}"/></svg>'
+    )
+
+
+@contextmanager
+def subscribers(bar: bool = True, log: str | os.PathLike[str] | None = None) -> Iterator[list[events.Callback]]:
+    """Yield the callbacks of a command: a bar if asked for, and a log if a path is given."""
+    with ExitStack() as stack:
+        callbacks: list[events.Callback] = []
+        if bar:
+            callbacks.append(stack.enter_context(TerminalBar()))
+        if log is not None:
+            callbacks.append(stack.enter_context(JsonLines(log)))
+        yield callbacks
