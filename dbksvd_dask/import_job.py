@@ -46,6 +46,8 @@ class ImportResult:
         Rows left out, by reason.
     chunks_written, chunks_kept : int
         Chunks written by this run, and by an interrupted one before it.
+    blocks_scanned : int
+        Blocks this run looked through to decide which rows are kept; 0 when no rule asks for it.
     nbytes : int
         Bytes of the rows.
     seconds : float
@@ -60,6 +62,7 @@ class ImportResult:
     dropped: dict[str, int] = field(default_factory=dict)
     chunks_written: int = 0
     chunks_kept: int = 0
+    blocks_scanned: int = 0
     nbytes: int = 0
     seconds: float = 0.0
 
@@ -103,6 +106,7 @@ class ImportJob:
         self.selection = Selection(self.rows, self.rules, self._scan_folder, self.chunk_rows)
         self._writer: ActivationWriter | None = None
         self._scanning = False
+        self.blocks_scanned = 0
         self._buffers = Buffers()
 
     # -- init ----------------------------------------
@@ -112,7 +116,9 @@ class ImportJob:
         require_free(self.path, self.force)
         job = self._identity()
         self._begin_scan(job)
-        self.selection.scan(lambda done: self._progress("scan", done, self.selection.n_blocks, "blocks"))
+        n_blocks = self.selection.n_blocks
+        with atomic.explain_full_disk(self._scan_folder):
+            self.blocks_scanned = self.selection.scan(lambda n: self._progress("scan", n, n_blocks, "blocks"))
         writer = self._begin_store(job)
         row_bytes = self.rows.n_features * stored_dtype(self.rows.dtype).itemsize
         atomic.require_space(writer.work, len(writer.missing()) * self.chunk_rows * row_bytes)
@@ -268,6 +274,7 @@ class ImportJob:
     def close(self) -> None:
         """Close the files."""
         self.rows.close()
+        self.selection.close()
 
     def _progress(self, job: str, done: int, total: int, unit: str) -> None:
         emit(self.callbacks, JobProgress(job, done, total, unit))
@@ -368,6 +375,7 @@ def _result(job: ImportJob, kept: int, written: int, seconds: float) -> ImportRe
         dropped=dict(job.selection.dropped),
         chunks_written=written,
         chunks_kept=kept,
+        blocks_scanned=job.blocks_scanned,
         nbytes=n_samples * width * stored_dtype(job.rows.dtype).itemsize,
         seconds=seconds,
     )

@@ -216,6 +216,11 @@ class Selection:
             start, block = end, block + 1
         return ranges
 
+    def close(self) -> None:
+        """Close the mask file."""
+        if self._mask is not None:
+            self._mask.close()
+
     def describe(self) -> dict[str, Any]:
         """Return the rules that were given and the rows each left out, for the provenance of the store."""
         rules = {k: v for k, v in asdict(self.rules).items() if v not in (None, False)}
@@ -241,6 +246,9 @@ class _MaskFile:
         flat = self._file.read_items("", first, last).reshape(-1)
         mask: Mask = flat[start - first * self._per_item : stop - first * self._per_item] != 0
         return mask
+
+    def close(self) -> None:
+        self._file.close()
 
 
 def _is_mask(info: ArrayInfo) -> bool:

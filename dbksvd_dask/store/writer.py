@@ -128,6 +128,7 @@ class ActivationWriter:
         """
         if not self.complete:
             self._complete(verify, dict(attributes or {}))
+        self._sweep()
         if self.work != self.path:
             atomic.publish(self.work, self.path, overwrite=self._overwrite)
         remote.remove(remote.join(self.path, PARTS))
@@ -148,8 +149,9 @@ class ActivationWriter:
             )
         table = np.array([mark["crc32"] for mark in marks], np.uint32)
         self._write_checksums(table)
-        self._sweep()
-        self._group.attrs.update({**attributes, "complete": True, "content_id": self._content_id(table)})
+        self._settle()
+        # in one write (attrs.update makes one per key): a store is complete with all its attributes, or not yet
+        self._group.update_attributes({**attributes, "complete": True, "content_id": self._content_id(table)})
         if not remote.is_remote(self.work):
             atomic.fsync_path(os.path.join(self.work, "zarr.json"))
 
@@ -239,13 +241,13 @@ class ActivationWriter:
         assert array.shape == table.shape
 
     def _sweep(self) -> None:
-        """Remove the markers and whatever scratch files a killed run left; force the rest to the disk.
-
-        The plan stays until the store is published: with it a run that is killed now knows what it has.
-        """
+        """Remove the markers; the plan stays until the store is published, to tell what it is."""
         for name in remote.list_names(self._parts):
             if name != "plan.json":
                 remote.remove(remote.join(self._parts, name))
+
+    def _settle(self) -> None:
+        """Remove scratch files that a killed run left among the chunks, and force the rest to the disk."""
         if remote.is_remote(self.work):
             return
         for name in ["", *self._names(), CHECKSUMS]:

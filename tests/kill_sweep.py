@@ -1,0 +1,127 @@
+"""Kill a job with SIGKILL at each of its writes in turn, run it again, and tell what that took.
+
+    python -m tests.kill_sweep import|shuffle FOLDER
+
+Prints a JSON list, one entry per point of the kill: whether the process died there, how many parts the second run
+found done and did itself, and whether the result is the same, byte for byte, as that of an undisturbed run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+import shutil
+import signal
+import sys
+
+import numpy as np
+
+from dbksvd_dask.import_job import import_activations
+from dbksvd_dask.shuffle_job import shuffle_activations
+from dbksvd_dask.store import atomic
+from tests.store_helpers import make_store, ordered_rows, tree
+
+
+def run_import(folder):
+    return import_activations(
+        f"{folder}/acts_*.npy", f"{folder}/store", chunk_rows=8, drop_outliers=1.2, source_row=True
+    )
+
+
+def run_shuffle(folder):
+    return shuffle_activations(f"{folder}/source", f"{folder}/store", seed=3, block_bytes=16 * 28, chunk_rows=8)
+
+
+def prepare(job, folder):
+    rows = ordered_rows(60, 6)
+    if job == "import":
+        np.save(f"{folder}/acts_1.npy", rows[:25])
+        np.save(f"{folder}/acts_2.npy", rows[25:])
+    else:
+        make_store(f"{folder}/source", rows, aligned={"row": np.arange(60, dtype=np.int32)})
+
+
+def in_child(work):
+    """Run `work` in a forked process; return its exit status and what it returned."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(read)
+        status = 1
+        try:
+            os.write(write, json.dumps(work()).encode())
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        text = pipe.read()
+    return os.waitpid(pid, 0)[1], json.loads(text) if text else None
+
+
+def die_at(point):
+    """Make the `point`-th publishing of a file, or sweep before a store is published, the last act."""
+    count = itertools.count(1)
+    replace = os.replace
+
+    def replace_or_die(source, target):
+        if next(count) == point:
+            os.kill(os.getpid(), signal.SIGKILL)
+        replace(source, target)
+
+    os.replace = replace_or_die
+
+
+def parts_done(folder):
+    """Count the markers that the dead process left."""
+    places = {
+        "chunks": ("store.partial/.parts", "chunk"),
+        "blocks": ("store.scratch.partial", "block"),
+        "scans": ("store.scan.partial", "block"),
+    }
+    return {name: len(atomic.Ledger(f"{folder}/{at}", kind).parts()) for name, (at, kind) in places.items()}
+
+
+def sweep(job, folder):
+    run = {"import": run_import, "shuffle": run_shuffle}[job]
+    atomic.fsync_path = lambda path: None  # shows nothing here: the machine stays up
+
+    def plain():
+        return dataclasses.asdict(run(folder))
+
+    _, undisturbed = in_child(plain)
+    expected = tree(f"{folder}/store")
+    results = []
+    for point in itertools.count(1):
+        shutil.rmtree(f"{folder}/store")
+        status, _ = in_child(lambda point=point: (die_at(point), plain())[1])
+        died = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+        if not died:
+            break
+        done = parts_done(folder)
+        finished = os.path.exists(f"{folder}/store.partial/zarr.json") and complete(folder)
+        status, second = in_child(plain)
+        results.append(
+            {
+                "point": point,
+                "done": done,
+                "complete": finished,
+                "second": second,
+                "same_bytes": status == 0 and tree(f"{folder}/store") == expected,
+                "left": sorted(n for n in os.listdir(folder) if "store" in n),
+            }
+        )
+    return {"undisturbed": undisturbed, "points": results}
+
+
+def complete(folder):
+    with open(f"{folder}/store.partial/zarr.json") as file:
+        return bool(json.load(file)["attributes"]["complete"])
+
+
+if __name__ == "__main__":
+    prepare_in_child = in_child(lambda: prepare(sys.argv[1], sys.argv[2]))
+    assert prepare_in_child[0] == 0
+    json.dump(sweep(sys.argv[1], sys.argv[2]), sys.stdout)
