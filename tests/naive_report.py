@@ -6,6 +6,7 @@ import base64
 import gzip
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 
@@ -70,6 +71,6 @@ def unpack(content):
 
 def page_data(path):
     """Head and arrays of a page."""
-    html = open(path, encoding="utf-8").read()
+    html = Path(path).read_text(encoding="utf-8")
     text = re.search(r'id="data">([A-Za-z0-9+/=]*)</script>', html)[1]
     return unpack(gzip.decompress(base64.b64decode(text)))

@@ -78,8 +78,9 @@ def themed_svg(figure: Any, name: str, label: str) -> str:
     svg = re.sub(r' (?:width|height)="[\d.]+pt"', "", svg, count=2)
     for color, theme in _THEME.items():
         svg = svg.replace(color, theme)
-    # matplotlib counts groups anew in every figure; two figures on one page must not share identifiers
-    svg = re.sub(r'\bid="([A-Za-z]+_\d+)"', rf'id="{name}-\1"', svg)
+    # matplotlib names every group, in each figure anew; only what is referred to keeps its name, made from the salt
+    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', svg))
+    svg = re.sub(r' id="([^"]+)"', lambda found: found[0] if found[1] in used else "", svg)
     return svg.replace(
         "<svg", f'<svg class="chart" role="img" aria-label="{escape(label, quote=True)}"', 1
     ).strip()
