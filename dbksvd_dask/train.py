@@ -13,9 +13,11 @@ import numpy as np
 
 from dbksvd_dask import batch, encoding, events, plan
 from dbksvd_dask.errors import InputError, MismatchError, StoreError
+from dbksvd_dask.gpu.plan import DevicePlan, Sizes
 from dbksvd_dask.kernels.encode import EncodeSpec
 from dbksvd_dask.metrics import mean_relative_error, variance_explained
 from dbksvd_dask.params import FitParams
+from dbksvd_dask.placement import place
 from dbksvd_dask.store.dictionary import Dictionary, latest_checkpoint, open_dictionary, write_checkpoint
 from dbksvd_dask.store.sources import ArraySource, Source
 
@@ -84,6 +86,14 @@ class Trainer:
             else self.stream.validation_rows()
         )
         self._check()
+        self._place = self._placed(self.stream.rows_per_batch)
+
+    def _placed(self, n_rows: int) -> DevicePlan:
+        """Where the batches run, and in which chunks; raises when a device was asked for that is not there."""
+        p = self.params
+        n_features = self.source.n_features
+        sizes = Sizes(n_rows, p.chunk_size, n_features, p.n_atoms, p.k, p.n_rounds, p.lanczos_steps)
+        return place(p.device, sizes._replace(itemsize=self.dtype.itemsize), p.encoder)
 
     def _check(self) -> None:
         """Refuse data that cannot train this dictionary, before any work."""
@@ -127,14 +137,17 @@ class Trainer:
         """What every batch of this fit has in common."""
         p = self.params
         groups = plan.plan_groups(p.n_atoms, p.k, p.groups, p.n_rounds)
+        where, size, _ = self._place
         return batch.BatchSpec(
-            groups, encode_spec(p), p.lanczos_steps, p.chunk_size, p.dead_atoms, p.seed, self.dtype
+            groups, encode_spec(p), p.lanczos_steps, size, p.dead_atoms, p.seed, self.dtype, where
         )
 
     def step(self, state: FitState, rows: np.ndarray | None = None) -> FitState:
         """Run one outer batch: a new state."""
         if rows is None:
             rows = self.stream.batch(state.iteration)
+        if rows.size > self.stream.rows_per_batch:  # given by the caller: may need another plan
+            self._place = self._placed(rows.size)
         spec = self.batch_spec()
         ahead = extrapolated(state.dictionary, state.previous, self.params.momentum)
         graph = batch.build_batch(self.source, rows, ahead, state.mean, spec, state.iteration)
@@ -151,10 +164,11 @@ class Trainer:
         """Metrics on the held-out rows: one pursuit over the whole dictionary."""
         if self.validation is None or self._validation_rows.size == 0:
             return {}
-        how = encoding.EncodePlan(encode_spec(self.params), mean, self.dtype)
-        graph = encoding.build_evaluation(
-            self.validation, self._validation_rows, D, how, _part_size(self._validation_rows.size), iteration
-        )
+        how = encoding.EncodePlan(encode_spec(self.params), mean, self.dtype, self._place.placement)
+        size = _part_size(self._validation_rows.size)
+        if how.place.device == "gpu":
+            size = min(size, self._place.chunk_size)
+        graph = encoding.build_evaluation(self.validation, self._validation_rows, D, how, size, iteration)
         ((moments, _),) = dask.compute(graph)
         return {
             "validation_relative_error": mean_relative_error(moments),
