@@ -298,6 +298,7 @@ def import_activations(
     chunk_rows: int | None = None,
     compressor: str | None = None,
     force: bool = False,
+    verify: bool = True,
     callbacks: Iterable[Callback] = (),
 ) -> ImportResult:
     """Write the activations of one or many files to an activation store.
@@ -327,6 +328,8 @@ def import_activations(
         As for `create_activations`.
     force : bool
         Replace an existing store, and begin again when an unfinished one does not fit.
+    verify : bool
+        Read every chunk back and compare its checksum before the store is published.
     callbacks : iterable of callable
         Told of `JobProgress` events.
 
@@ -355,7 +358,7 @@ def import_activations(
         writer = job.init()
         kept = len(writer.done())
         written = job.run()
-        job.finish()
+        job.finish(verify=verify)
     except InputError:
         job.discard()  # the same call would fail again: nothing to go on with
         raise

@@ -384,6 +384,7 @@ def shuffle_activations(
     compressor: str | None = None,
     scratch: PathLike | None = None,
     force: bool = False,
+    verify: bool = True,
     callbacks: Iterable[Callback] = (),
 ) -> ShuffleResult:
     """Write the rows of a store in random order to another; aligned arrays go along.
@@ -408,6 +409,8 @@ def shuffle_activations(
         Local folder for the first pass; default: beside the result.
     force : bool
         Replace an existing store, and begin again when an unfinished one does not fit.
+    verify : bool
+        Read every chunk back and compare its checksum before the store is published.
     callbacks : iterable of callable
         Told of `JobProgress` events.
 
@@ -432,7 +435,7 @@ def shuffle_activations(
     blocks_kept = job.plan.n_blocks - len(job._blocks.missing(job.plan.n_blocks))
     blocks_written = job.scatter() if writer.missing() else 0
     chunks_written = job.gather()
-    before, after = job.finish()
+    before, after = job.finish(verify=verify)
     return ShuffleResult(
         path=job.path,
         n_samples=job.reader.n_samples,

@@ -178,7 +178,7 @@ def test_scratch_can_lie_elsewhere(store, tmp_path, monkeypatch):
     seen = []
     finish = ShuffleJob.finish
     monkeypatch.setattr(
-        ShuffleJob, "finish", lambda job: (seen.extend(os.listdir(tmp_path / "fast")), finish(job))[1]
+        ShuffleJob, "finish", lambda job, **o: (seen.extend(os.listdir(tmp_path / "fast")), finish(job, **o))[1]
     )
     shuffle_activations(store, tmp_path / "s", seed=0, scratch=tmp_path / "fast")
     assert len(seen) == 1

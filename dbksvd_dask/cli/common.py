@@ -66,6 +66,12 @@ def force_option(function: F) -> F:
     return click.option("--force", is_flag=True, help=text)(function)
 
 
+def verify_option(function: F) -> F:
+    """Add --no-verify: publish without reading back."""
+    text = "Read everything back and compare checksums before publishing."
+    return click.option("--verify/--no-verify", default=True, show_default=True, help=text)(function)
+
+
 def plan_option(function: F) -> F:
     """Add --plan: say what would happen, and stop."""
     text = "Show memory, passes, bytes and the estimated time, then stop."

@@ -33,6 +33,7 @@ from dbksvd_dask.cli import common
 @click.option("--source-row", is_flag=True, help="Keep the number that each row had in the files.")
 @click.option("--chunk-rows", type=click.IntRange(1), help="Rows per chunk; default: 16 to 32 MiB.")
 @click.option("--compressor", type=click.Choice(["zstd", "blosc"]), help="Default: none, which reads fastest.")
+@common.verify_option
 @common.force_option
 @common.plan_option
 @common.json_option
@@ -62,8 +63,10 @@ def command(source: str, path: str, as_json: bool, show_plan: bool, **options: A
     text = (
         f"{result.path}: {result.n_samples} x {result.n_features} {result.dtype} "
         f"({common.format_bytes(result.nbytes)}) from {result.n_files} file(s) in "
-        f"{common.format_seconds(result.seconds)}, checksums verified"
+        f"{common.format_seconds(result.seconds)}"
     )
+    if options["verify"]:
+        text += ", checksums verified"
     if result.chunks_kept:
         text += f"; went on after {result.chunks_kept} of {result.chunks_kept + result.chunks_written} chunks"
     if any(result.dropped.values()):
@@ -71,7 +74,7 @@ def command(source: str, path: str, as_json: bool, show_plan: bool, **options: A
     common.report(asdict(result), as_json, text)
 
 
-def _plan(source: str, path: str, force: bool, **options: Any) -> dict[str, Any]:
+def _plan(source: str, path: str, force: bool, verify: bool, **options: Any) -> dict[str, Any]:
     from dbksvd_dask.import_job import ImportJob
     from dbksvd_dask.importers.selection import Rules
     from dbksvd_dask.job_tools import N_THREADS
@@ -89,8 +92,9 @@ def _plan(source: str, path: str, force: bool, **options: Any) -> dict[str, Any]
         read = (time.perf_counter() - began) / sample.nbytes
         write = common.write_seconds(path)
         passes = 2 if rules.reads_rows else 1
-        # reading and writing overlap; the read-back for the checksum comes on top
-        seconds = None if write is None else total * (max(read, write / (1 << 25)) + passes * read)
+        # reading and writing overlap; a pass of the rules and the read-back for the checksums come on top
+        again = passes - 1 + verify
+        seconds = None if write is None else total * (max(read, write / (1 << 25)) + again * read)
     finally:
         job.close()
     return {

@@ -19,6 +19,7 @@ from dbksvd_dask.cli import common
 @click.option("--chunk-rows", type=click.IntRange(1), help="Rows per chunk; default: as in SRC.")
 @click.option("--compressor", type=click.Choice(["zstd", "blosc"]), help="Default: none, which reads fastest.")
 @click.option("--scratch", type=click.Path(), help="Folder for the first pass; default: beside DST.")
+@common.verify_option
 @common.force_option
 @common.plan_option
 @common.json_option
@@ -57,7 +58,7 @@ def _figure(value: float | None) -> str:
     return "not defined" if value is None else f"{value:.2f}"
 
 
-def _plan(source: str, path: str, **options: Any) -> dict[str, Any]:
+def _plan(source: str, path: str, verify: bool, **options: Any) -> dict[str, Any]:
     from dbksvd_dask.shuffle_job import ShuffleJob
 
     job = ShuffleJob(source, path, **options)
