@@ -86,3 +86,20 @@ def decode(codes: xr.Dataset, D: np.ndarray, mean: np.ndarray | None = None) -> 
             f"codes use atom {largest} but the dictionary has {D.shape[0]}; these do not belong together"
         )
     return _decode_block(np.asarray(atom), np.asarray(coefficient), D, mean)
+
+
+def decode_csr(X: Any, D: np.ndarray, mean: np.ndarray | None = None) -> np.ndarray:
+    """Samples from codes as a scipy matrix, ``X D + mean``: ndarray of shape (n_samples, n_features).
+
+    Parameters
+    ----------
+    X : scipy sparse array of shape (n_samples, n_atoms), as `codes_to_csr` gives it
+    D : ndarray of shape (n_atoms, n_features)
+    mean : ndarray of shape (n_features,), or None
+    """
+    if X.shape[1] != D.shape[0]:
+        raise InputError(
+            f"codes have {X.shape[1]} columns but the dictionary has {D.shape[0]} atoms; use those of one fit"
+        )
+    Y = np.asarray(X @ D)
+    return Y if mean is None else (Y + mean).astype(D.dtype)

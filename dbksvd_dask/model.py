@@ -8,20 +8,24 @@ from typing import Any
 
 import dask
 import numpy as np
+import scipy.sparse as sp
 import xarray as xr
 from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
 from dbksvd_dask import encoding, plan, train
-from dbksvd_dask.codes import decode, make_codes
+from dbksvd_dask.codes import codes_to_csr, decode, decode_csr, make_codes
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.events import Callback
 from dbksvd_dask.kernels.encode import EncodeSpec
+from dbksvd_dask.labels import feature_coords, label_codes, label_samples
 from dbksvd_dask.metrics import variance_explained
 from dbksvd_dask.params import FitParams, check_choice, check_fraction, check_integer, check_k
 from dbksvd_dask.store.sources import ArraySource, Source, as_source
 
 _PARAMS = FitParams.__dataclass_fields__
+OUTPUTS = ("codes", "sparse")
 
 
 class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -76,6 +80,9 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     momentum : float, default 0.6
         Share of an atom's last change by which it is moved on before the next batch is encoded; 0 for none, the
         plain algorithm.
+    output : {"codes", "sparse"}, default "codes"
+        What `transform` gives: a labelled Dataset of codes, or a csr array (n_samples, n_atoms) in memory, which
+        the next step of a scikit-learn Pipeline can use.
 
     Attributes
     ----------
@@ -123,6 +130,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         callbacks: Sequence[Callback] = (),
         checkpoint_every: int = 1,
         momentum: float = 0.6,
+        output: str = "codes",
     ) -> None:
         self.n_atoms = n_atoms
         self.k = k
@@ -147,11 +155,13 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.callbacks = callbacks
         self.checkpoint_every = checkpoint_every
         self.momentum = momentum
+        self.output = output
 
     # ------------------------------------------------------------------------------------------ fitting
 
     def _params(self) -> FitParams:
         """Check this estimator's parameters."""
+        check_choice("output", self.output, OUTPUTS)
         values = {name: getattr(self, name) for name in _PARAMS}
         if not isinstance(self.init, str):
             values["init"] = "array"
@@ -211,7 +221,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self._state = state
         self.components_ = np.array(state.dictionary)
         self.dictionary_ = xr.DataArray(
-            self.components_, dims=("atom", "feature"), coords=_feature_coords(Y), name="dictionary"
+            self.components_, dims=("atom", "feature"), coords=feature_coords(Y), name="dictionary"
         )
         n_features = self.components_.shape[1]
         self.mean_ = np.zeros(n_features) if state.mean is None else np.array(state.mean)
@@ -233,7 +243,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         _check_width(source, self.components_.shape[1], "Y")
         return source
 
-    def transform(self, Y: Any) -> xr.Dataset:
+    def transform(self, Y: Any) -> Any:
         """Encode samples.
 
         Parameters
@@ -243,15 +253,36 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         Returns
         -------
         Dataset with `atom` (int32, -1 where empty) and `coefficient` over (`sample`, `slot`); Dask-backed for
-        lazy input.
+        lazy input, with the coordinates of the samples of a labelled one. With ``output="sparse"``, a csr array of
+        shape (n_samples, n_atoms).
         """
         source = self._checked_source(Y)
-        return _encode_source(source, self.components_, self._encode_plan(), _sample_coord(Y))
+        codes = label_codes(_encode_source(source, self.components_, self._encode_plan()), Y)
+        return codes_to_csr(codes) if self.output == "sparse" else codes
 
-    def inverse_transform(self, codes: xr.Dataset) -> Any:
-        """Samples from codes: ndarray (or Dask array for lazy codes) of shape (n_samples, n_features)."""
+    def inverse_transform(self, codes: Any) -> Any:
+        """Samples from codes.
+
+        Parameters
+        ----------
+        codes : what `transform` gave: a Dataset, or a csr array of shape (n_samples, n_atoms)
+
+        Returns
+        -------
+        ndarray (or Dask array for lazy codes) of shape (n_samples, n_features); a DataArray over (`sample`,
+        `feature`) with their coordinates if the samples were labelled
+        """
         check_is_fitted(self, "components_")
-        return decode(codes, self.components_, self.mean_ if self.center else None)
+        mean = self.mean_ if self.center else None
+        if sp.issparse(codes):
+            return decode_csr(codes, self.components_, mean)
+        return label_samples(decode(codes, self.components_, mean), codes, self.dictionary_)
+
+    @available_if(lambda self: self.output == "sparse")  # type: ignore[untyped-decorator]
+    def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
+        """Names of the columns of a csr array: "atom0", "atom1", and so on."""
+        check_is_fitted(self, "components_")
+        return np.array([f"atom{j}" for j in range(self.components_.shape[0])], dtype=object)
 
     def score(self, Y: Any, y: Any = None) -> float:
         """Variance explained of the samples by their codes, mean over features."""
@@ -320,16 +351,16 @@ def encode(
         check_fraction("min_coefficient", min_coefficient),
         check_fraction("rtol", rtol),
     )
-    return _encode_source(source, D, encoding.EncodePlan(spec, mean, dtype), _sample_coord(Y))
+    return label_codes(_encode_source(source, D, encoding.EncodePlan(spec, mean, dtype)), Y)
 
 
-def _encode_source(source: Source, D: np.ndarray, how: encoding.EncodePlan, sample: Any) -> xr.Dataset:
+def _encode_source(source: Source, D: np.ndarray, how: encoding.EncodePlan) -> xr.Dataset:
     attributes = {"n_atoms": int(D.shape[0]), "k": how.spec.k, "encoder": how.spec.encoder}
     if isinstance(source, ArraySource):
         size = min(source.chunk_size, max(256, -(-source.n_samples // 4)))
         atom, coefficient = encoding.encode_now(source, D, how, size)
-        return make_codes(atom, coefficient, attributes, sample)
-    return make_codes(*encoding.encode_lazily(source, D, how, source.block_rows), attributes, sample)
+        return make_codes(atom, coefficient, attributes)
+    return make_codes(*encoding.encode_lazily(source, D, how, source.block_rows), attributes)
 
 
 def _check_width(source: Source, n_features: int, what: str) -> None:
@@ -345,20 +376,6 @@ def _is_count(value: Any) -> bool:
 
 def _plain(array: Any) -> np.ndarray:
     return np.asarray(array.data if isinstance(array, xr.DataArray) else array)
-
-
-def _sample_coord(Y: Any) -> Any:
-    """Coordinate of the samples of a labelled array, if it has one."""
-    if isinstance(Y, xr.DataArray) and Y.dims and Y.dims[0] in Y.coords:
-        return np.asarray(Y.coords[Y.dims[0]])
-    return None
-
-
-def _feature_coords(Y: Any) -> dict[str, Any]:
-    """Coordinate of the features of a labelled array, under the name `feature`."""
-    if isinstance(Y, xr.DataArray) and Y.ndim == 2 and Y.dims[1] in Y.coords:
-        return {"feature": np.asarray(Y.coords[Y.dims[1]])}
-    return {}
 
 
 __all__ = ["DBKSVD", "encode", "history_dataset", "plan"]
