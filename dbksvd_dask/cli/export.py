@@ -57,7 +57,8 @@ def _library_options(options: dict[str, Any]) -> dict[str, Any]:
     """Turn options of a command into arguments of the library."""
     names = ("context_size", "dataset_path", "prepend_bos")
     metadata = {name: options.pop(name) for name in names}
-    return {**options, "overwrite": options.pop("force"), "metadata": metadata}
+    overwrite = options.pop("force")
+    return {**options, "overwrite": overwrite, "metadata": metadata}
 
 
 @command.command("saelens")

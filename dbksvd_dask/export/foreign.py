@@ -207,7 +207,7 @@ def _from_saelens(where: str) -> _Found:
     if ours.get("stacked"):
         atoms = _unstacked(atoms, where)
     mean = tensors.get("b_dec") if ours.get("has_mean", True) else None
-    params = dict(ours.get("params") or _params_of(config))
+    params = {**ours.get("params", {}), **ours.get("spec", {})} or _params_of(config)
     return _Found(atoms, mean, "atoms_first", params, about, int(ours.get("iteration", 0)))
 
 
