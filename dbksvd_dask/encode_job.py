@@ -14,8 +14,10 @@ from typing import Any
 
 from dbksvd_dask import encoding, events
 from dbksvd_dask.errors import InputError, MismatchError, StoreError
+from dbksvd_dask.gpu.plan import Sizes
 from dbksvd_dask.kernels.encode import EncodeSpec
-from dbksvd_dask.params import FitParams, check_choice, check_integer
+from dbksvd_dask.params import DEVICES, FitParams, check_choice, check_integer
+from dbksvd_dask.placement import place
 from dbksvd_dask.store import atomic, remote
 from dbksvd_dask.store.activations import open_rows
 from dbksvd_dask.store.code_writer import CodesPlan, CodesWriter, UnitWritten, code_chunk_rows
@@ -76,9 +78,11 @@ class EncodeJob:
         n_top: int = N_TOP,
         force: bool = False,
         callbacks: Iterable[events.Callback] = (),
+        device: str = "auto",
         **params: Any,
     ) -> None:
         self.path = remote.normalise(path)
+        self.device = check_choice("device", device, DEVICES)
         self.force = force
         self.callbacks = tuple(callbacks)
         self.reader = open_rows(store)
@@ -191,9 +195,11 @@ class EncodeJob:
         return written, kept
 
     def _encode(self, missing: list[int], on_done: Any) -> None:
-        D = self.dictionary.atoms
-        how = encoding.EncodePlan(self.spec, self.dictionary.mean, D.dtype)
-        held = encoding.hold_dictionary(D)
+        D, size = self.dictionary.atoms, encoding.BLOCK_ROWS
+        sizes = Sizes(size, size, D.shape[1], D.shape[0], self.spec.k, itemsize=D.dtype.itemsize)
+        where = place(self.device, sizes, self.spec.encoder).placement
+        how = encoding.EncodePlan(self.spec, self.dictionary.mean, D.dtype, where)
+        held = encoding.hold_dictionary(D, where)
         encoding.run_units(encoding.build_units(self.reader, iter(missing), held, how, self.writer), on_done)
 
     def _progress(self, done: int, total: int) -> None:
@@ -247,6 +253,7 @@ def encode_store(
     resume: bool = False,
     force: bool = False,
     callbacks: Iterable[events.Callback] = (),
+    device: str = "auto",
 ) -> EncodeResult:
     """Encode a whole activation store with a dictionary, to a codes store.
 
@@ -274,6 +281,8 @@ def encode_store(
         there has other parameters.
     callbacks : iterable of callables
         Told of `JobProgress` events.
+    device : {"auto", "cpu", "gpu"}
+        Where the products and the pursuit run.
 
     Returns
     -------
@@ -294,6 +303,7 @@ def encode_store(
         n_top=n_top,
         force=force,
         callbacks=callbacks,
+        device=device,
         **params,
     )
     written, kept, metrics = _drive(job, part, finish, resume)

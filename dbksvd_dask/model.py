@@ -18,10 +18,12 @@ from dbksvd_dask import encoding, plan, train
 from dbksvd_dask.codes import codes_to_csr, decode, decode_csr, make_codes
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.events import Callback
+from dbksvd_dask.gpu.plan import Placement, Sizes
 from dbksvd_dask.kernels.encode import EncodeSpec
 from dbksvd_dask.labels import feature_coords, label_codes, label_samples
 from dbksvd_dask.metrics import variance_explained
-from dbksvd_dask.params import FitParams, check_choice, check_fraction, check_integer, check_k
+from dbksvd_dask.params import DEVICES, FitParams, check_choice, check_fraction, check_integer, check_k
+from dbksvd_dask.placement import place
 from dbksvd_dask.store.sources import ArraySource, Source, as_source
 
 _PARAMS = FitParams.__dataclass_fields__
@@ -235,7 +237,8 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         params = self._params()
         dtype = self.components_.dtype
         mean = self.mean_ if self.center else None
-        return encoding.EncodePlan(train.encode_spec(params), mean, dtype)
+        where = _placement(params.device, self.components_, self.chunk_size, params.k, params.encoder)
+        return encoding.EncodePlan(train.encode_spec(params), mean, dtype, where)
 
     def _checked_source(self, Y: Any) -> Source:
         check_is_fitted(self, "components_")
@@ -321,6 +324,7 @@ def encode(
     min_coefficient: float = 0.0,
     rtol: float = 0.0,
     chunk_size: int = 8192,
+    device: str = "auto",
 ) -> xr.Dataset:
     """Encode samples with a given dictionary; the same as `DBKSVD.transform`.
 
@@ -330,6 +334,7 @@ def encode(
     dictionary : ndarray or DataArray of shape (n_atoms, n_features); rows are normalised
     k : most nonzeros per sample
     mean : ndarray of shape (n_features,) taken off every sample, or None
+    device : {"auto", "cpu", "gpu"}; where the heavy work runs
 
     Returns
     -------
@@ -351,7 +356,14 @@ def encode(
         check_fraction("min_coefficient", min_coefficient),
         check_fraction("rtol", rtol),
     )
-    return label_codes(_encode_source(source, D, encoding.EncodePlan(spec, mean, dtype)), Y)
+    where = _placement(check_choice("device", device, DEVICES), D, chunk_size, k, encoder)
+    return label_codes(_encode_source(source, D, encoding.EncodePlan(spec, mean, dtype, where)), Y)
+
+
+def _placement(device: str, D: np.ndarray, chunk_size: int, k: int, encoder: str) -> Placement:
+    """Where blocks of at most `chunk_size` rows are encoded."""
+    sizes = Sizes(chunk_size, chunk_size, D.shape[1], D.shape[0], k, itemsize=D.dtype.itemsize)
+    return place(device, sizes, encoder).placement
 
 
 def _encode_source(source: Source, D: np.ndarray, how: encoding.EncodePlan) -> xr.Dataset:

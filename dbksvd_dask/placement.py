@@ -1,0 +1,88 @@
+"""Where the heavy work of a fit or an encoding runs, decided once, before it starts.
+
+A mix of devices would make the result depend on which worker got which chunk, so all workers of a cluster compute
+on GPUs or none does. `auto` asks every worker that is there; an explicit `gpu` is refused where one has none.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+
+import dask
+from dask.system import CPU_COUNT
+
+from dbksvd_dask.errors import DeviceError
+from dbksvd_dask.gpu import device as gpu
+from dbksvd_dask.gpu.plan import CPU, DevicePlan, Sizes, plan_device
+from dbksvd_dask.tasks import current_client
+
+logger = logging.getLogger(__name__)
+
+
+class Worker(NamedTuple):
+    """What a process that computes has to offer."""
+
+    name: str  # empty for this process
+    missing: str  # what keeps it from using a GPU
+    budget: int  # bytes of its device to plan with
+    n_threads: int
+
+
+def look() -> tuple[str, int]:
+    """What keeps the process that runs this from using a GPU, and the bytes of its device."""
+    missing = gpu.missing()
+    return missing, 0 if missing else gpu.budget()
+
+
+def workers() -> list[Worker]:
+    """The processes on which a computation would run now."""
+    client = current_client()
+    if client is None:
+        threads = dask.config.get("num_workers", None) or CPU_COUNT
+        return [Worker("", *look(), int(threads))]
+    n_threads = client.nthreads()
+    answers: dict[str, tuple[str, int]] = client.run(look)
+    return [Worker(name, *answers[name], n_threads.get(name, 1)) for name in sorted(answers)]
+
+
+def choose(device: str) -> list[Worker]:
+    """Workers whose GPUs are to be used; empty for the CPU.
+
+    Parameters
+    ----------
+    device : {"auto", "cpu", "gpu"}
+    """
+    if device == "cpu":
+        return []
+    found = workers()
+    without = [w for w in found if w.missing]
+    if found and not without:
+        logger.info("device=%r: %d GPU(s)", device, len(found))
+        return found
+    if device == "auto":
+        return []
+    if not found:
+        raise DeviceError("device='gpu' was asked for, but the cluster has no workers yet; wait for them first")
+    where = f" on worker {without[0].name}" if without[0].name else ""
+    raise DeviceError(f"device='gpu' was asked for, but{where} {without[0].missing}; or use device='cpu'")
+
+
+def place(device: str, sizes: Sizes, encoder: str) -> DevicePlan:
+    """Decide where a batch runs, and in which chunks.
+
+    Parameters
+    ----------
+    device : {"auto", "cpu", "gpu"}
+    sizes : of the whole batch
+    encoder : {"mp", "omp"}
+    """
+    found = choose(device)
+    if not found:
+        return DevicePlan(CPU, sizes.chunk_size, 0)
+    chunks = -(-sizes.n_rows // sizes.chunk_size)
+    share = -(-chunks // len(found)) * sizes.chunk_size  # whole chunks: one device may have one more than another
+    own = sizes._replace(n_rows=min(share, sizes.n_rows))
+    made = plan_device(own, min(w.budget for w in found), encoder, max(w.n_threads for w in found))
+    logger.info("device plan: %s", made)
+    return made
