@@ -43,7 +43,7 @@ class DemoSettings:
     n_atoms: int = 1024
     k: int = 12
     batch_size: int = 32768
-    n_iter: int = 25
+    n_iter: int = 20
     seed: int = 0
     photograph: int = 0
 

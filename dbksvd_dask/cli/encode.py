@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dbksvd_dask.cli import common, options
+from dbksvd_dask.cli.watch import watching
 
 if TYPE_CHECKING:
     from dbksvd_dask.encode_job import EncodeResult
@@ -32,6 +33,7 @@ PARAMETERS: dict[str, Any] = dict.fromkeys(("k", "encoder", "nonneg", "refit", "
 @click.option("--part", type=options.Part(), help="Do one part of several, such as 3/8, and do not finish.")
 @click.option("--finish", is_flag=True, help="Only finish: put together what the parts have written.")
 @click.option("--resume", is_flag=True, help="Be content when these very codes are there already.")
+@click.option("--log", type=click.Path(dir_okay=False), help="Also write every event to this file, as JSON lines.")
 @options.scheduler_options
 @common.force_option
 @common.plan_option
@@ -58,7 +60,7 @@ def command(store: str, dictionary: str, path: str, as_json: bool, show_plan: bo
     if show_plan:
         common.report(_plan(store, dictionary, path, **given), as_json)
         return
-    with cluster.connect(**where), common.progress(as_json) as callbacks:
+    with cluster.connect(**where), watching(as_json, given.pop("log")) as callbacks:
         result = encode_store(store, dictionary, path, callbacks=callbacks, **given)
     common.report(asdict(result), as_json, _describe(result, given["part"]))
 
@@ -96,7 +98,7 @@ def _plan(store: str, dictionary: str, path: str, **given: Any) -> dict[str, Any
     from dbksvd_dask.encoding import BLOCK_ROWS
 
     part = given.pop("part")
-    for name in ("finish", "resume"):
+    for name in ("finish", "resume", "log"):
         given.pop(name)
     job = EncodeJob(store, dictionary, path, **given)
     plan, reader = job.plan, job.reader

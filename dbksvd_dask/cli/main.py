@@ -13,6 +13,7 @@ from dbksvd_dask.errors import DBKSVDError
 
 # name -> module holding a click command called `command`; loaded on use, so `dbksvd --help` stays quick
 COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": ("dbksvd_dask.cli.demo", "See it work, on two photographs."),
     "import": ("dbksvd_dask.cli.import_", "Turn activations on disk into a store."),
     "shuffle": ("dbksvd_dask.cli.shuffle", "Mix the rows of a store, out of core."),
     "fit": ("dbksvd_dask.cli.fit", "Learn a dictionary from a store."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
@@ -35,6 +36,7 @@ HELP = {
     "validation": "Samples set aside to measure on, or a store of their own.",
     "device": "Where the heavy work runs.",
     "seed": "Everything random follows from it.",
+    "momentum": "Share of its last change by which an atom is moved on before a batch; 0 for none.",
     "checkpoint_every": "Iterations between two checkpoints.",
 }
 
@@ -118,7 +120,12 @@ def scheduler_options(function: F) -> F:
 
 def connection(options: dict[str, Any]) -> dict[str, Any]:
     """Take the scheduler options out of a command's options, as `cluster.connect` wants them."""
+    import dask
+
     from dbksvd_dask.cluster import TLSFiles
+
+    if logging.getLogger().level > logging.INFO:  # a cluster tells its comings and goings only with -v
+        dask.config.set({"logging.distributed": "warning"})
 
     ca, cert, key = (options.pop(f"tls_{name}") for name in ("ca", "cert", "key"))
     if (ca is None) != (cert is None) or (key is not None and ca is None):

@@ -1,0 +1,168 @@
+"""`dbksvd fit`: a dictionary from a store."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import fields
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from dbksvd_dask.cli import common, options
+from dbksvd_dask.cli.watch import watching
+from dbksvd_dask.params import FitParams
+
+# every parameter of DBKSVD but `checkpoint`, which is RUN, and `callbacks`; a test compares
+PARAMETERS: dict[str, Any] = {
+    "n_atoms": None,
+    "k": None,
+    **{field.name: field.default for field in fields(FitParams) if field.name not in ("n_atoms", "k")},
+    "checkpoint_every": 1,
+}
+
+
+@click.command("fit")
+@click.argument("store", metavar="STORE", type=click.Path())
+@click.argument("run", metavar="RUN", type=click.Path())
+@options.parameter_options(PARAMETERS)
+@click.option("--resume", is_flag=True, help="Go on with the fit in RUN; what is not given is as it was.")
+@click.option("--log", type=click.Path(dir_okay=False), help="Also write every event to this file, as JSON lines.")
+@options.scheduler_options
+@click.option("--force", is_flag=True, help="Throw away the fit that is in RUN.")
+@common.plan_option
+@common.json_option
+@click.pass_context
+def command(ctx: click.Context, /, store: str, run: str, as_json: bool, show_plan: bool, **given: Any) -> None:
+    """Learn a dictionary from the samples of STORE, into the folder RUN.
+
+    STORE is what `dbksvd import` or `dbksvd shuffle` wrote, or any Zarr group with a 2-D array `activations`. RUN
+    holds the newest checkpoint and the one before; it can be given wherever a dictionary is wanted. --n-atoms and
+    --k are needed, everything else has a default. After an interruption, the same command with --resume goes on
+    and gives the same dictionary, bit for bit; --resume with a larger --n-iter makes a fit longer.
+
+    \b
+    dbksvd fit store.zarr run --n-atoms 4096 --k 32
+    dbksvd fit store.zarr run --n-atoms 4096 --k 32 --plan
+    dbksvd fit store.zarr run --resume --n-iter 80
+    dbksvd fit store.zarr run --n-atoms 16384 --k 64 --scheduler tcp://head:8786 --log run.jsonl
+    """  # noqa: D301 - click needs the backspace character itself
+    where, log = options.connection(given), given.pop("log")
+    resume, force = given.pop("resume"), given.pop("force")
+    params = _parameters(ctx, run, given, resume)
+    if show_plan:
+        common.report(_plan(store, params), as_json)
+        return
+    common.report(*_fit(store, run, params, resume, force, where, log, as_json))
+
+
+def _parameters(ctx: click.Context, run: str, given: dict[str, Any], resume: bool) -> dict[str, Any]:
+    """Give the parameters of the fit; those of a fit that goes on are as they were unless given."""
+    params = dict(given)
+    if resume:
+        params |= {name: value for name, value in _stored(run).items() if not _was_given(ctx, name)}
+    for name in ("n_atoms", "k"):
+        if params[name] is None:
+            raise click.UsageError(f"Missing option '--{name.replace('_', '-')}'.", ctx)
+    if isinstance(params["init"], str):
+        params["init"] = options.read_init(params["init"])
+    params["validation"] = options.read_validation(params["validation"])
+    return params
+
+
+def _was_given(ctx: click.Context, name: str) -> bool:
+    return ctx.get_parameter_source(name) is not ParameterSource.DEFAULT
+
+
+def _stored(run: str) -> dict[str, Any]:
+    """Parameters of the fit in a folder; none when there is no fit yet."""
+    from dbksvd_dask.store.dictionary import latest_checkpoint, open_dictionary
+
+    if latest_checkpoint(run) is None:
+        return {}
+    found = open_dictionary(run)
+    stored = {name: value for name, value in found.params.items() if name in PARAMETERS}
+    if stored.get("init") == "array":
+        stored["init"] = found.atoms  # only its being an array counts: the fit goes on from the checkpoint
+    return stored
+
+
+def _fit(
+    store: str,
+    run: str,
+    params: dict[str, Any],
+    resume: bool,
+    force: bool,
+    where: dict[str, Any],
+    log: str | None,
+    as_json: bool,
+) -> tuple[dict[str, Any], bool, str]:
+    """Run the fit; what to report."""
+    from dbksvd_dask import cluster
+    from dbksvd_dask.model import DBKSVD
+    from dbksvd_dask.store import remote
+    from dbksvd_dask.store.dictionary import checkpoints
+    from dbksvd_dask.store.rows import open_rows
+
+    open_rows(store)  # a missing store needs no cluster
+    began = time.perf_counter()
+    with cluster.connect(**where), watching(as_json, log) as callbacks:
+        model = DBKSVD(**params, checkpoint=run, callbacks=callbacks)
+        if force and not resume:
+            model._trainer(store)  # whatever is wrong with data and parameters, before anything is thrown away
+            for path in checkpoints(run):
+                remote.remove(path)
+        model.fit(store, resume=resume)
+    seconds = time.perf_counter() - began
+    last = {str(name): float(values[-1]) for name, values in model.history_.items()}
+    plain = {name: value if math.isfinite(value) else None for name, value in last.items()}
+    result = {"path": run, "n_iter": model.n_iter_, "n_atoms": model.n_atoms, "k": model.k, "seconds": seconds}
+    return result | {"last": plain}, as_json, _describe(run, model, plain, seconds)
+
+
+def _describe(run: str, model: Any, last: dict[str, float | None], seconds: float) -> str:
+    """One line for people."""
+    figures = [
+        f"{label} {last[name]:.4f}"
+        for label, name in (
+            ("relative error", "relative_error"),
+            ("held-out relative error", "validation_relative_error"),
+            ("held-out variance explained", "validation_variance_explained"),
+        )
+        if last.get(name) is not None
+    ]
+    return (
+        f"{run}: {model.n_atoms} atoms, k={model.k}, {model.n_iter_} iterations in "
+        f"{common.format_seconds(seconds)}; {', '.join(figures)}"
+    )
+
+
+def _plan(store: str, params: dict[str, Any]) -> dict[str, Any]:
+    """What the fit would take."""
+    from dbksvd_dask.cli.estimate import ITERATION_RATIO, product_speed, read_speed
+    from dbksvd_dask.model import DBKSVD
+    from dbksvd_dask.store.rows import open_rows
+
+    reader = open_rows(store)
+    trainer = DBKSVD(**params)._trainer(store)
+    p, stream, width = trainer.params, trainer.stream, reader.n_features
+    rows, itemsize = stream.rows_per_batch, trainer.dtype.itemsize
+    held = trainer._validation_rows.size
+    read = (p.n_iter * (rows + held) + min(stream.n_train, 262_144)) * width * reader.stored.itemsize
+    flops = 2.0 * width * p.n_atoms * p.n_iter * (rows + held + p.n_atoms)
+    seconds = ITERATION_RATIO * flops / product_speed(width, p.n_atoms, trainer.dtype) + read / read_speed(reader)
+    return {
+        "store": reader.path,
+        "rows": reader.n_samples,
+        "features": width,
+        "atoms": p.n_atoms,
+        "k": p.k,
+        "iterations": p.n_iter,
+        "batch_rows": rows,
+        "passes": p.n_iter * rows / stream.n_train,
+        "validation_rows": int(held),
+        "read_bytes": read,
+        "written_bytes": p.n_atoms * width * itemsize,
+        "estimated_seconds": seconds,
+    }

@@ -1,0 +1,63 @@
+"""What a command shows of its progress: a bar on a terminal, lines now and then elsewhere, JSON lines in a file."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from dbksvd_dask import events
+
+# seconds between two lines where there is no terminal; a log of a night then has some thousand
+LINE_EVERY = 10.0
+
+
+@contextlib.contextmanager
+def watching(as_json: bool, log: str | None = None) -> Iterator[list[events.Callback]]:
+    """Yield the callbacks of a command.
+
+    Parameters
+    ----------
+    as_json : the result is for machines: no bar and no lines
+    log : file for JSON lines, or None
+    """
+    from dbksvd_dask import progress
+
+    terminal = sys.stderr.isatty()
+    with progress.subscribers(bar=terminal and not as_json, log=log) as callbacks:
+        yield callbacks if terminal or as_json else [*callbacks, Lines()]
+
+
+class Lines:
+    """Writes where a fit or a job stands to standard error, one line at a time, not too often."""
+
+    def __init__(self, every: float = LINE_EVERY) -> None:
+        from dbksvd_dask.progress import Snapshot
+
+        self._every, self._view = every, Snapshot()
+        self._last = time.monotonic()
+
+    def __call__(self, event: events.Event) -> None:
+        """Take an event in, and write a line if it is time for one."""
+        self._view.take(event)
+        text = self._text(event)
+        now = time.monotonic()
+        if text is not None and now - self._last >= self._every:
+            self._last = now
+            click.echo(text, err=True)
+
+    def _text(self, event: Any) -> str | None:
+        from dbksvd_dask.progress import describe
+
+        if isinstance(event, events.JobProgress):
+            return f"{event.job}: {event.done} of {event.total} {event.unit}"
+        if isinstance(event, events.BatchFinished):
+            return f"fit: {self._view.count}, {describe(self._view)}"
+        if isinstance(event, events.Retrying | events.FitStopped):
+            self._last = -self._every  # out of the ordinary: at once
+            return self._view.note
+        return None
