@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from dbksvd_dask import events
+from dbksvd_dask.memory import in_bytes
 
 
 @dataclass
@@ -110,18 +111,6 @@ _HANDLERS: dict[type[events.Event], Callable[[Snapshot, Any], None]] = {
 
 
 # ---------------------------------------------------------------------------------------------- words
-
-
-def in_bytes(n: float) -> str:
-    """Write a number of bytes for people.
-
-    >>> in_bytes(950), in_bytes(50_331_648), in_bytes(4.2e12)
-    ('950 B', '50.3 MB', '4.2 TB')
-    """
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if n >= size:
-            return f"{n / size:.1f} {unit}"
-    return f"{n:.0f} B"
 
 
 def in_time(seconds: float) -> str:

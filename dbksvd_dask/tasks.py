@@ -11,10 +11,12 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import dask
 from dask._task_spec import DataNode, List, Task, TaskRef
 from dask.base import get_scheduler
 from dask.delayed import Delayed
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+from dask.system import CPU_COUNT
 
 from dbksvd_dask import plan
 
@@ -121,6 +123,16 @@ def current_client() -> Any:
     return client if distributed is not None and isinstance(client, distributed.Client) else None
 
 
+def worker_threads() -> dict[str, int]:
+    """Threads of each process that computations would run on now, by its address; this process is ''."""
+    client = current_client()
+    if client is not None:
+        return dict(client.nthreads())
+    if str(dask.config.get("scheduler", "")) in ("sync", "synchronous", "single-threaded"):
+        return {"": 1}
+    return {"": int(dask.config.get("num_workers", None) or CPU_COUNT)}
+
+
 def chunk_homes(n_chunks: int) -> list[str]:
     """Address of the worker for each chunk, neighbours together; empty on threads.
 
@@ -128,9 +140,8 @@ def chunk_homes(n_chunks: int) -> list[str]:
     megabytes between them: 4.8 s instead of 3.6 s for a batch on two processes. The homes are only preferences
     (`allow_other_workers`): a lost worker's chunks are computed again elsewhere.
     """
-    client = current_client()
-    if client is None:
+    if current_client() is None:
         return []
-    threads: dict[str, int] = client.nthreads()
+    threads = worker_threads()
     workers = sorted(threads)
     return [workers[w] for w in plan.spread(n_chunks, [threads[w] for w in workers])]
