@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 # `reassoc` and `contract` let LLVM vectorise sums and use fused multiply-adds. NaN and infinity keep their
@@ -50,6 +51,25 @@ def running_max_abs(typingctx: Any, best: Any, value: Any) -> Any:
         return _emit_max(builder, args[0], builder.call(fabs, [args[1]]))
 
     return best(best, value), codegen
+
+
+@intrinsic
+def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
+    """Ask for the cache line of array[index] ahead of its use; an address past the end is harmless."""
+    if not isinstance(array, types.Array):
+        return None
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        address = builder.bitcast(builder.gep(data, [args[1]]), ir.IntType(8).as_pointer())
+        int32 = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [address.type, int32, int32, int32])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        # for reading, into the second-level cache (locality 2), data
+        builder.call(function, [address, int32(0), int32(2), int32(1)])
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), codegen
 
 
 class _Writable:

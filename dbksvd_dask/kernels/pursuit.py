@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dbksvd_dask.kernels._jit import jit, running_max, running_max_abs
+from dbksvd_dask.kernels._jit import jit, prefetch, running_max, running_max_abs
 
 # 256 atoms: 16 blocks at 4096 atoms, so finding the winner's index costs about 6 % of the pass over p.
 BLOCK = 256
@@ -23,6 +23,8 @@ BLOCK = 256
 STEPS_PER_ATOM = 4
 # Products below NOISE * eps * |y| are rounding of the subtractions that made them: zero to working precision.
 NOISE = 16.0
+# Samples pursued in turn, so that the gram row of one is fetched while another computes. Two are enough.
+LANES = 2
 
 
 @jit
@@ -77,53 +79,45 @@ def _locate(p, nonneg, block_max):
 
 
 @jit
-def pursue_row(p, gram, norm2, k, max_steps, rtol, min_coefficient, nonneg, atom, coefficient, block_max):
-    """Matching pursuit of one sample.
+def _subtract_scan_prefetch(p, a, g, nonneg, block_max, ahead):
+    """As `_subtract_and_scan`, asking for the lines of `ahead` on the way."""
+    line = 64 // p.itemsize
+    for b in range(block_max.shape[0]):
+        for t in range(0, BLOCK, line):
+            prefetch(ahead, b * BLOCK + t)
+        part = p[b * BLOCK : (b + 1) * BLOCK]
+        row = g[b * BLOCK : (b + 1) * BLOCK]
+        best = a - a
+        if nonneg:
+            for t in range(part.shape[0]):
+                v = part[t] - a * row[t]
+                part[t] = v
+                best = running_max(best, v)
+        else:
+            for t in range(part.shape[0]):
+                v = part[t] - a * row[t]
+                part[t] = v
+                best = running_max_abs(best, v)
+        block_max[b] = best
 
-    Stops just before the (k+1)-th different atom, after `max_steps` steps, when the residual norm falls to
-    ``rtol * |y|``, when the next coefficient is below `min_coefficient`, or when the products are zero to
-    working precision.
 
-    Parameters
-    ----------
-    p : (n_atoms,) products with the sample; on return, products with the residual
-    gram : (n_atoms, n_atoms)
-    norm2 : squared norm of the sample, float64
-    atom : (k,) int32, out; -1 where empty
-    coefficient : (k,) out
-    block_max : (ceil(n_atoms / BLOCK),) scratch
-
-    Returns
-    -------
-    n_used : number of different atoms
-    """
-    n_used = 0
-    for s in range(k):
-        atom[s] = -1
-        coefficient[s] = 0
-    remaining = norm2
-    target = rtol * rtol * norm2
-    floor = max(np.float64(min_coefficient), NOISE * np.finfo(p.dtype).eps * np.sqrt(norm2))
-    _scan(p, nonneg, block_max)
-    for _ in range(max_steps):
-        if rtol > 0 and remaining <= target:
-            break
-        j = _locate(p, nonneg, block_max)
-        a = p[j]
-        if abs(np.float64(a)) < floor or a == 0 or (nonneg and a < 0):
-            break
-        slot = 0
-        while slot < n_used and atom[slot] != j:
-            slot += 1
-        if slot == n_used:
-            if n_used == k:
-                break
-            atom[slot] = j
-            n_used += 1
-        coefficient[slot] += a
-        remaining -= np.float64(a) * np.float64(a)
-        _subtract_and_scan(p, a, gram[j], nonneg, block_max)
-    return n_used
+@jit
+def _choose(p, nonneg, block_max, floor, atom, coefficient, n_used):
+    """Next atom of a sample, its coefficient added: (atom or -1 at the end, coefficient, different atoms so far)."""
+    j = _locate(p, nonneg, block_max)
+    a = p[j]
+    if abs(np.float64(a)) < floor or a == 0 or (nonneg and a < 0):
+        return -1, a, n_used
+    slot = 0
+    while slot < n_used and atom[slot] != j:
+        slot += 1
+    if slot == n_used:
+        if n_used == atom.shape[0]:
+            return -1, a, n_used
+        atom[slot] = j
+        n_used += 1
+    coefficient[slot] += a
+    return j, a, n_used
 
 
 @jit
@@ -206,33 +200,72 @@ def refit_row_nonneg(p, gram, n_used, atom, coefficient, A, delta):
 def pursue_tile(prods, gram, norm2, k, rtol, min_coefficient, nonneg, refit, atom, coefficient):
     """Matching pursuit of a tile of samples.
 
+    A pursuit stops just before the (k+1)-th different atom, after ``4 k`` steps, when the residual norm falls to
+    ``rtol * |y|``, when the next coefficient is below `min_coefficient`, or when the products are zero to working
+    precision.
+
+    Two samples are pursued in turn. A step is bound by reading a row of the gram, and which row is known only
+    when the step before is done; so while one sample's step runs, the row of the other is fetched.
+
     Parameters
     ----------
-    prods : (n, n_atoms) products ``Y D^T``; overwritten
+    prods : (n, n_atoms) products ``Y D^T``; overwritten with those of the residual
     gram : (n_atoms, n_atoms)
     norm2 : (n,) float64, squared norms of the samples
-    atom : (n, k) int32, out
+    atom : (n, k) int32, out; -1 where empty
     coefficient : (n, k) out
     """
     n, m = prods.shape
-    block_max = np.empty((m + BLOCK - 1) // BLOCK, prods.dtype)
+    block_max = np.empty((LANES, (m + BLOCK - 1) // BLOCK), prods.dtype)
     A = np.empty((k, k), np.float64)
     delta = np.empty(k, np.float64)
+    sample = np.full(LANES, -1, np.int64)  # of each lane; -1 when there is none left
+    chosen = np.zeros(LANES, np.int64)
+    step = np.empty(LANES, prods.dtype)
+    used = np.zeros(LANES, np.int64)
+    steps = np.zeros(LANES, np.int64)
+    remaining = np.zeros(LANES, np.float64)
     for i in range(n):
-        n_used = pursue_row(
-            prods[i],
-            gram,
-            norm2[i],
-            k,
-            STEPS_PER_ATOM * k,
-            rtol,
-            min_coefficient,
-            nonneg,
-            atom[i],
-            coefficient[i],
-            block_max,
-        )
-        if refit and nonneg:
-            refit_row_nonneg(prods[i], gram, n_used, atom[i], coefficient[i], A, delta)
-        elif refit:
-            refit_row(prods[i], gram, n_used, atom[i], coefficient[i], A, delta)
+        for s in range(k):
+            atom[i, s] = -1
+            coefficient[i, s] = 0
+    waiting = 0
+    busy = True
+    while busy:
+        busy = False
+        for lane in range(LANES):
+            i = sample[lane]
+            if i >= 0:
+                ahead = gram[chosen[(lane + 1) % LANES]]
+                j = chosen[lane]
+                _subtract_scan_prefetch(prods[i], step[lane], gram[j], nonneg, block_max[lane], ahead)
+                remaining[lane] -= np.float64(step[lane]) * np.float64(step[lane])
+                steps[lane] += 1
+            while True:
+                if sample[lane] < 0:
+                    if waiting == n:
+                        break
+                    i = waiting
+                    waiting += 1
+                    sample[lane] = i
+                    used[lane] = 0
+                    steps[lane] = 0
+                    remaining[lane] = norm2[i]
+                    _scan(prods[i], nonneg, block_max[lane])
+                i = sample[lane]
+                j = -1
+                if steps[lane] < STEPS_PER_ATOM * k and (rtol == 0 or remaining[lane] > rtol * rtol * norm2[i]):
+                    floor = max(min_coefficient, NOISE * np.finfo(prods.dtype).eps * np.sqrt(norm2[i]))
+                    j, a, used[lane] = _choose(
+                        prods[i], nonneg, block_max[lane], floor, atom[i], coefficient[i], used[lane]
+                    )
+                    step[lane] = a
+                if j >= 0:
+                    chosen[lane] = j
+                    busy = True
+                    break
+                if refit and nonneg:
+                    refit_row_nonneg(prods[i], gram, used[lane], atom[i], coefficient[i], A, delta)
+                elif refit:
+                    refit_row(prods[i], gram, used[lane], atom[i], coefficient[i], A, delta)
+                sample[lane] = -1
