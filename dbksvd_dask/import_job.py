@@ -21,7 +21,7 @@ from dbksvd_dask.store import atomic, remote
 from dbksvd_dask.store.activations import ActivationWriter, Aligned, create_activations, default_chunk_rows
 from dbksvd_dask.store.dtypes import stored_dtype
 from dbksvd_dask.store.remote import PathLike
-from dbksvd_dask.store.writer import require_free
+from dbksvd_dask.store.writer import require_free, require_room
 
 SOURCE_ROW = "source_row"
 # names of files kept in the attributes; all of them are in the unfinished job
@@ -101,7 +101,7 @@ class ImportJob:
         hints = Hints(dtype, n_features)
         self.rows = Collection(source, array=array, aligned=tuple(beside), hints=hints, format=format)
         width, itemsize = self.rows.n_features, stored_dtype(self.rows.dtype).itemsize
-        self.chunk_rows = chunk_rows or default_chunk_rows(width, itemsize)
+        self.chunk_rows = chunk_rows or min(default_chunk_rows(width, itemsize), self.rows.n_rows)
         self._scan_folder = atomic.aside(f"{self.path}.scan")
         self.selection = Selection(self.rows, self.rules, self._scan_folder, self.chunk_rows)
         self._writer: ActivationWriter | None = None
@@ -119,11 +119,12 @@ class ImportJob:
         n_blocks = self.selection.n_blocks
         with atomic.explain_full_disk(self._scan_folder):
             self.blocks_scanned = self.selection.scan(lambda n: self._progress("scan", n, n_blocks, "blocks"))
-        writer = self._begin_store(job)
         row_bytes = self.rows.n_features * stored_dtype(self.rows.dtype).itemsize
-        atomic.require_space(writer.work, len(writer.missing()) * self.chunk_rows * row_bytes)
-        self._writer = writer
-        return writer
+        if self.compressor is None:
+            require_room(self.path, self.selection.n_kept, self.chunk_rows, row_bytes)
+        with atomic.explain_full_disk(atomic.aside(self.path)):
+            self._writer = self._begin_store(job)
+        return self._writer
 
     def _identity(self) -> dict[str, Any]:
         """Describe what is imported and how, so that another run can tell whether it is the same."""

@@ -32,7 +32,7 @@ from dbksvd_dask.store.activations import (
 from dbksvd_dask.store.dtypes import BFLOAT16, widen_bfloat16
 from dbksvd_dask.store.remote import PathLike
 from dbksvd_dask.store.rows import aligned_names
-from dbksvd_dask.store.writer import require_free
+from dbksvd_dask.store.writer import require_free, require_room
 
 MAIN = "activations"
 # rows are gathered and written this many bytes at a time, so that the gathered copy stays in the cache
@@ -129,14 +129,18 @@ class ShuffleJob:
                     "same to go on, or --force to begin again"
                 )
             remote.remove(self.scratch)
-        os.makedirs(self.scratch, exist_ok=True)
         self._recheck_blocks()
-        writer = self._begin_store(job)
-        todo = len(writer.missing()) * self.plan.chunk_rows * (self.nbytes // self.plan.n_samples)
-        atomic.require_space(writer.work, todo + self._scratch_needed())
-        atomic.write_json(os.path.join(self.scratch, "job.json"), job)
-        self._writer = writer
-        return writer
+        row_bytes, scratch = self.nbytes // self.plan.n_samples, self._scratch_needed()
+        atomic.require_space(self.scratch, scratch)
+        if self.compressor is None:
+            beside = 0 if os.path.dirname(self.scratch) != os.path.dirname(self.path) else scratch
+            require_room(self.path, self.plan.n_samples, self.plan.chunk_rows, row_bytes, beside)
+        os.makedirs(self.scratch, exist_ok=True)
+        with atomic.explain_full_disk(self.scratch):
+            atomic.write_json(os.path.join(self.scratch, "job.json"), job)
+        with atomic.explain_full_disk(atomic.aside(self.path)):
+            self._writer = self._begin_store(job)
+        return self._writer
 
     def _begin_store(self, job: dict[str, Any]) -> ActivationWriter:
         def begin(resume: bool) -> ActivationWriter:

@@ -264,3 +264,9 @@ def test_run_that_died_just_before_publishing_is_only_published(tmp_path, monkey
     again.finish()
     assert [p.name for p in tmp_path.iterdir()] == ["s"]
     verify_store(tmp_path / "s")
+
+
+def test_small_store_is_one_chunk_of_its_own_size(tmp_path):
+    make_store(tmp_path / "s", ROWS, chunk_rows=22)
+    writer = create_activations(tmp_path / "t", 22, 6, "float16")
+    assert (writer.chunk_rows, writer.n_chunks) == (22, 1)

@@ -170,9 +170,13 @@ def require_space(path: PathLike, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise StoreError(
-            f"{path} needs {needed / 1e9:.2f} GB more and {folder} has {free / 1e9:.2f} GB free; "
+            f"{path} needs {_in_words(needed)} more and {folder} has {_in_words(free)} free; "
             "make room or choose another place"
         )
+
+
+def _in_words(nbytes: int) -> str:
+    return f"{nbytes / 1e9:.2f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.2f} MB"
 
 
 def describe_parts(parts: Iterable[int], limit: int = 12) -> str:

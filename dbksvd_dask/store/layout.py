@@ -107,6 +107,8 @@ def make_plan(
     if compressor not in (None, "zstd", "blosc"):
         raise InputError(f"compressor={compressor!r} is not known; use None, 'zstd' or 'blosc'")
     rows = default_chunk_rows(n_features, stored_dtype(name).itemsize) if chunk_rows is None else chunk_rows
+    if chunk_rows is None and n_samples is not None:
+        rows = min(rows, n_samples)  # a chunk is padded to its full size on disk
     if rows < 1:
         raise InputError(f"chunk_rows={rows}; need at least 1")
     specs = {key: Aligned.of(value) for key, value in (aligned or {}).items()}

@@ -348,6 +348,24 @@ def require_free(path: PathLike, overwrite: bool = False) -> None:
         raise StoreError(f"{text} exists already; choose another name or allow overwriting with --force")
 
 
+def require_room(path: PathLike, n_samples: int, chunk_rows: int, row_bytes: int, extra: int = 0) -> None:
+    """Refuse to begin, or go on with, an uncompressed store that cannot fit on its disk.
+
+    Parameters
+    ----------
+    path : path
+        The store; what is written of it already is not asked for again.
+    n_samples, chunk_rows, row_bytes : int
+        Its rows, the rows of a chunk, and the bytes of a row with all that is aligned to it.
+    extra : int
+        Further bytes that are needed beside it.
+    """
+    work = atomic.aside(path)
+    done = len(atomic.Ledger(remote.join(work, PARTS), "chunk").parts())
+    chunks = max(0, -(-n_samples // chunk_rows) - done)
+    atomic.require_space(work, chunks * chunk_rows * row_bytes + extra)
+
+
 def open_writer(path: PathLike, *, overwrite: bool = False) -> ActivationWriter:
     """Open an unfinished store for writing, in a further process."""
     text = remote.normalise(path)
