@@ -163,3 +163,19 @@ def test_atoms_without_samples_are_dead_everywhere():
     assert facts.codes.n_active[-2:].tolist() == [0, 0]
     assert (facts.coactivation.atom[-2:] == -1).all()
     assert facts.histogram[-2:].sum() == 0
+
+
+def test_of_a_group_only_the_first_is_listed():
+    groups = np.array([0, 0, 1, 1, 2, 3])
+    rows = np.array([[1, 0, 2, 4, 3], [5, -1, -1, -1, -1], [-1, -1, -1, -1, -1]])
+    assert gather.first_of_groups(rows, groups, 2).tolist() == [[1, 2], [5, -1], [-1, -1]]
+    assert gather.first_of_groups(rows, groups, 4)[0].tolist() == [1, 2, 4, -1]
+
+
+def test_lists_by_strength_hold_one_sample_per_group(codes):
+    moments = code_moments(*pair(codes), N_ATOMS)
+    groups = np.arange(300) // 25
+    shown = gather.gather_samples(CodeReader(codes, N_ATOMS), moments, Sizes(), groups=groups)
+    for row in shown.lists["strongest"]:
+        held = groups[shown.sample[row[row >= 0]]]
+        assert len(set(held)) == len(held)

@@ -59,11 +59,17 @@ function histogramCard(j) {
 
 function linkList(title, note, items) {
   if (!items.length) return null;
-  return h('div', { class: 'card' }, h('h3', { title: note }, title), h('ul', { class: 'list links' }, items));
+  return h('div', { class: 'card' }, h('h3', { title: note }, title), h('ul', { class: `list links${hasTiles() ? ' seen' : ''}` }, items));
 }
 
 const linkItem = (j, bar, title) => h('li', { title }, h('span', {}, atomLink(j)),
-  h('span', { title: atomName(j) }, hasTiles() ? h('a', { href: `#atom/${j}` }, tile(j, 32)) : atomName(j)), bar);
+  h('span', { title: atomName(j) }, hasTiles() ? h('span', { class: 'strip' }, h('a', { href: `#atom/${j}` }, tile(j, 32)), strongestStrip(j, 5, 24)) : atomName(j)), bar);
+
+// the first of an atom's strongest samples, side by side
+function strongestStrip(j, n, size) {
+  if (!hasPictures()) return [];
+  return Array.from(row('strongest_sample', j)).filter(p => p >= 0).slice(0, n).map(p => samplePicture(p, size));
+}
 
 function neighbourCard(j) {
   const near = Array.from(row('neighbour', j)), similarity = row('similarity', j);
@@ -95,7 +101,7 @@ function classCard(j) {
 // -- its samples --
 
 const LISTS = {
-  strongest: j => (array('mean')[j] < 0 ? 'Strongest samples (this atom is mostly negative)' : 'Strongest samples'),
+  strongest: j => `Strongest samples${report.head.one_per || ''}${array('mean')[j] < 0 ? '; this atom is mostly negative' : ''}`,
   typical: () => 'Drawn at random from all on which it is active',
   opposite: () => 'Strongest of the other sign',
 };

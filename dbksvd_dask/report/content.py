@@ -40,7 +40,7 @@ def gather(inputs: Inputs, sizes: Sizes) -> tuple[AtomFacts, SampleFacts]:
     inside = inputs.samples.also()
     if inside is not None:
         inside = inside[inside < inputs.reader.n_samples]
-    return facts, gather_samples(inputs.reader, facts.codes, sizes, inside)
+    return facts, gather_samples(inputs.reader, facts.codes, sizes, inside, inputs.samples.groups())
 
 
 def page_content(
@@ -73,6 +73,7 @@ def page_content(
     if shape is not None and math.prod(shape) == inputs.dictionary.n_features:
         parts.append(make_sheets("tiles", atom_tiles(inputs.dictionary.atoms, shape)))
     head: dict[str, Any] = {"title": title, "version": dbksvd_dask.__version__}
+    head["one_per"] = f", one per {inputs.samples.one_per}" if inputs.samples.one_per else ""
     head |= {"summary": summary(inputs, facts), "about": about(inputs)}
     arrays: dict[str, NDArray[Any]] = {}
     for part in parts:

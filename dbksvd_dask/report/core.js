@@ -78,6 +78,7 @@ const score = j => (report.head.scores && report.head.scores[j] !== undefined ? 
 const explanation = j => (report.head.explanations && report.head.explanations[j]) || '';
 const keywords = j => (report.head.keywords ? report.head.keywords[j] : '');
 const isDead = j => array('active')[j] === 0;
+const atomsHaveNames = () => Boolean(report.head.keywords || report.head.explanations);
 const atomName = j => explanation(j) || keywords(j);
 const className = c => (report.head.classes && c >= 0 ? report.head.classes[c] : '');
 const topClass = j => (array('class') ? row('class', j)[0] : -1);

@@ -78,7 +78,7 @@ def themed_svg(figure: Any, name: str, label: str) -> str:
     svg = re.sub(r' (?:width|height)="[\d.]+pt"', "", svg, count=2)
     for color, theme in _THEME.items():
         svg = svg.replace(color, theme)
-    # matplotlib names every group, in each figure anew; only what is referred to keeps its name, made from the salt
+    # matplotlib gives every group a name, the same in each figure; only names that are referred to are kept
     used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', svg))
     svg = re.sub(r' id="([^"]+)"', lambda found: found[0] if found[1] in used else "", svg)
     return svg.replace(

@@ -26,6 +26,8 @@ N_SHOWN_ATOMS = 5  # of a sample
 HOLD_BYTES = 1 << 30
 # Co-activation is counted on at most this many samples, evenly spaced: enough for pairs that matter.
 COACTIVATION_SAMPLES = 200_000
+# Candidates per place of a list, where samples of one group are shown once.
+GROUP_REACH = 4
 # A table of classes by atoms beyond this is no help on a page and a burden in memory.
 MAX_CLASSES = 1000
 
@@ -241,7 +243,11 @@ def class_shares(
 
 
 def gather_samples(
-    reader: CodeReader, m: CodeMoments, sizes: Sizes, also: NDArray[np.int64] | None = None
+    reader: CodeReader,
+    m: CodeMoments,
+    sizes: Sizes,
+    also: NDArray[np.int64] | None = None,
+    groups: NDArray[np.int64] | None = None,
 ) -> SampleFacts:
     """Choose the samples of the page and read their codes.
 
@@ -252,8 +258,10 @@ def gather_samples(
     sizes : Sizes
     also : int64 ndarray, optional
         Further samples to show.
+    groups : int64 ndarray of shape (n_samples,), optional
+        Of the samples of one group, lists by strength hold only the strongest.
     """
-    chosen = _choose(reader, m, sizes)
+    chosen = _choose(reader, m, sizes, groups)
     random = np.random.default_rng(sizes.seed).choice(
         reader.n_samples, min(sizes.n_random, reader.n_samples), replace=False
     )
@@ -269,7 +277,9 @@ def gather_samples(
     return SampleFacts(sample, atom, coefficient, l0, lists, activation)
 
 
-def _choose(reader: CodeReader, m: CodeMoments, sizes: Sizes) -> dict[str, NDArray[np.int64]]:
+def _choose(
+    reader: CodeReader, m: CodeMoments, sizes: Sizes, groups: NDArray[np.int64] | None
+) -> dict[str, NDArray[np.int64]]:
     """Samples of every atom, by strength of either sign and at random: (n_atoms, n) each."""
 
     def random_keys() -> Iterator[tuple[Any, Any]]:
@@ -278,17 +288,39 @@ def _choose(reader: CodeReader, m: CodeMoments, sizes: Sizes) -> dict[str, NDArr
         for atom, coefficient in reader.blocks():
             yield atom, np.where(coefficient != 0, 1.0 - rng.random(coefficient.shape), 0.0)
 
-    n = reader.n_atoms
-    ways = {
-        "strongest": (reader.blocks, sizes.n_top, m.sign),
-        "opposite": (reader.blocks, sizes.n_opposite, -m.sign),
-        "typical": (random_keys, sizes.n_typical, None),
-    }
+    def strongest(n: int, sign: NDArray[np.float64]) -> NDArray[np.int64]:
+        wanted = n if groups is None else n * GROUP_REACH
+        rows = stream_top_samples(reader.blocks, reader.n_atoms, wanted, sign=sign).sample
+        return rows if groups is None else first_of_groups(rows, groups, n)
+
     return {
-        name: stream_top_samples(blocks, n, size, sign=sign).sample
-        for name, (blocks, size, sign) in ways.items()
-        if size > 0
+        "strongest": strongest(sizes.n_top, m.sign),
+        "opposite": strongest(sizes.n_opposite, -m.sign),
+        "typical": stream_top_samples(random_keys, reader.n_atoms, sizes.n_typical).sample,
     }
+
+
+def first_of_groups(rows: NDArray[np.int64], groups: NDArray[np.int64], n: int) -> NDArray[np.int64]:
+    """The first `n` samples of every row of a table that belong to different groups.
+
+    Parameters
+    ----------
+    rows : int64 ndarray of shape (n_rows, n_candidates)
+        Samples, -1 where there are fewer.
+    groups : int64 ndarray of shape (n_samples,)
+    n : int
+
+    Returns
+    -------
+    int64 ndarray of shape (n_rows, n), -1 where there are fewer
+    """
+    out = np.full((len(rows), n), -1, np.int64)
+    for i, candidates in enumerate(rows):
+        held = candidates[candidates >= 0]
+        _, first = np.unique(groups[held], return_index=True)
+        chosen = held[np.sort(first)[:n]]
+        out[i, : len(chosen)] = chosen
+    return out
 
 
 def _places(rows: NDArray[np.int64], sample: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -85,6 +85,7 @@ class StoreImages(Samples):
     """
 
     kind = "image"
+    one_per = "place"
 
     def __init__(self, store: str, n_samples: int, shape: Sequence[int] | None = None) -> None:
         super().__init__(n_samples, store)
@@ -93,6 +94,14 @@ class StoreImages(Samples):
         self.shape = image_shape(self._rows.n_features, shape)
         self._range = (0.0, 1.0) if self.provenance.get("kind") == "image patches" else None
         self._covers = self._find_covers()
+
+    def groups(self) -> NDArray[np.int64] | None:
+        """Patches that overlap by half or more, roughly: those whose corners share a square."""
+        if not self._covers:
+            return None
+        image, row, col = (self._column(name) for name in ("image", "row", "col"))
+        down, right = row // max(self.shape[0] // 2, 1), col // max(self.shape[1] // 2, 1)
+        return (image * (int(down.max()) + 1) + down) * (int(right.max()) + 1) + right
 
     def pixels(self, ids: Ids) -> NDArray[np.uint8]:
         """Pictures of some samples, shape (n, height, width, 3)."""

@@ -95,7 +95,7 @@ def _shared(explainer: KeywordExplainer, texts: list[str]) -> str:
 def _common(words: list[str]) -> str:
     """The words that occur most, most frequent first."""
     counts = Counter(word for word in words if word.strip())
-    return ", ".join(word for word, _ in counts.most_common(N_KEYWORDS))
+    return " · ".join(word for word, _ in counts.most_common(N_KEYWORDS))
 
 
 def _read_json(path: Path) -> Any:

@@ -18,6 +18,8 @@ from dbksvd_dask.store.rows import RowReader, open_aligned
 
 # A text longer than this is cut around its token, or after so many characters: a page is no archive.
 MAX_CHARACTERS = 600
+# Beyond this many samples nobody asks which of them are nearly the same.
+MAX_GROUPED = 50_000_000
 Ids = NDArray[np.int64]
 
 
@@ -33,6 +35,7 @@ class Samples:
     """
 
     kind = "none"
+    one_per = ""  # what a group is called where only the strongest sample of each is shown
 
     def __init__(self, n_samples: int, store: str | None = None) -> None:
         self.n_samples, self.store = n_samples, store
@@ -47,6 +50,10 @@ class Samples:
         highest = int(values.max(initial=0))
         names = [str(name) for name in reader.attributes.get("names", range(highest + 1))]
         return (values, names) if values.min(initial=0) >= 0 and highest < len(names) else None
+
+    def groups(self) -> NDArray[np.int64] | None:
+        """Group of every sample, shape (n_samples,): lists show only the strongest of each; None: all of them."""
+        return None
 
     def also(self) -> Ids | None:
         """Samples that the page wants besides those of the lists."""
@@ -157,12 +164,19 @@ class TokenSamples(Samples):
     """
 
     kind = "token"
+    one_per = "text"
 
     def __init__(self, store: str, texts: Sequence[str] | str, n_samples: int) -> None:
         super().__init__(n_samples, store)
         self._texts = texts
         self._columns = {name: open_aligned(store, name) for name in ("text", "start", "end")}
         require_rows(self._columns["text"], n_samples)
+
+    def groups(self) -> NDArray[np.int64] | None:
+        """The text of each token."""
+        if self.n_samples > MAX_GROUPED:
+            return None
+        return self._columns["text"].read(0, self.n_samples).ravel().astype(np.int64)
 
     def tokens(self, ids: Ids) -> Tokens:
         """Text and characters of some samples, increasing."""

@@ -99,7 +99,8 @@ function atomColumns() {
   const columns = [
     { key: 'id', title: 'Atom', width: '58px', number: true, value: j => j, cell: j => atomLink(j) },
     hasTiles() && { key: 'tile', title: '', width: '34px', value: j => j, cell: j => tile(j, 32) },
-    { key: 'name', title: report.head.explanations ? 'Explanation or keywords' : 'Keywords', width: 'minmax(160px, 1fr)',
+    hasPictures() && { key: 'samples', title: 'Strongest samples', width: '320px', value: j => j, cell: j => h('span', { class: 'strip' }, strongestStrip(j, 10, 28)) },
+    { key: 'name', title: !atomsHaveNames() ? '' : report.head.explanations ? 'Explanation or keywords' : 'Keywords', width: 'minmax(160px, 1fr)',
       value: j => atomName(j).toLowerCase(), hint: 'Explanation, or the words that set its strongest samples apart',
       cell: j => (isDead(j) ? h('span', { class: 'dead' }, 'never active') : atomName(j)) },
     report.head.classes && { key: 'class', title: 'Class', width: '150px', value: j => className(topClass(j)),
