@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from dbksvd_dask.encode_job import EncodeResult
 
 # how to encode; None: as the dictionary was fitted
-PARAMETERS: dict[str, Any] = dict.fromkeys(("k", "encoder", "nonneg", "refit", "min_coefficient", "rtol"))
+PARAMETERS: dict[str, Any] = {
+    **dict.fromkeys(("k", "encoder", "nonneg", "refit", "min_coefficient", "rtol")),
+    "device": "auto",
+}
 
 
 @click.command("encode")

@@ -10,12 +10,13 @@ from typing import Any, TypeVar
 import click
 
 from dbksvd_dask.errors import InputError, StoreError
-from dbksvd_dask.params import DEAD_ATOM_RULES, DEVICES, ENCODERS
+from dbksvd_dask.params import _CHOICES, FitParams
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-CHOICES = {"encoder": ENCODERS, "dead_atoms": DEAD_ATOM_RULES, "device": DEVICES}
+CHOICES = {name: choices for name, choices in _CHOICES.items() if name != "init"}
 
+# a test asks for one per parameter
 HELP = {
     "n_atoms": "Atoms of the dictionary.",
     "k": "Most nonzeros per sample.",
@@ -37,6 +38,11 @@ HELP = {
     "device": "Where the heavy work runs.",
     "seed": "Everything random follows from it.",
     "momentum": "Share of its last change by which an atom is moved on before a batch; 0 for none.",
+    "encode": "One pursuit over all atoms, or group by group.",
+    "sparsity": "What --k is: the most nonzeros of a sample, or their mean.",
+    "max_nonzeros": "With --sparsity mean, the most nonzeros of a sample (2 k when not given).",
+    "growth": "Grow the dictionary from few atoms by this factor, such as 1.5.",
+    "growth_threshold": "While growing, stop a pursuit below this share of the typical coefficient.",
     "checkpoint_every": "Iterations between two checkpoints.",
 }
 
@@ -90,14 +96,15 @@ def parameter_options(defaults: Mapping[str, Any], *, required: Iterable[str] = 
 
 
 def _option(name: str, default: Any, required: bool) -> Callable[[F], F]:
-    flag, text = "--" + name.replace("_", "-"), HELP[name]
-    if isinstance(default, bool) or name in ("nonneg", "refit", "center"):
+    flag, text = "--" + name.replace("_", "-"), HELP.get(name)
+    hint = str(FitParams.__annotations__.get(name, type(default).__name__))
+    if "bool" in hint:
         return click.option(f"{flag}/--no-{flag[2:]}", name, default=default, show_default=True, help=text)
     kind: Any = {"groups": Groups(), "init": str, "validation": str}.get(name)
     if name in CHOICES:
         kind = click.Choice(CHOICES[name])
     elif kind is None:
-        kind = float if isinstance(default, float) or name in ("min_coefficient", "rtol") else int
+        kind = float if "float" in hint else int
     shown = default is not None
     return click.option(flag, name, type=kind, default=default, required=required, show_default=shown, help=text)
 

@@ -1,4 +1,4 @@
-"""What a command shows of its progress: a bar on a terminal, lines now and then elsewhere, JSON lines in a file."""
+"""What a command shows of its progress: a bar on a terminal, else a line now and then; JSON lines in a file."""
 
 from __future__ import annotations
 
