@@ -12,6 +12,7 @@ import math
 import os
 import re
 import shutil
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ import zarr
 
 import dbksvd_dask
 from dbksvd_dask.errors import MismatchError, StoreError
-from dbksvd_dask.store.atomic import aside, publish
+from dbksvd_dask.store.atomic import aside, fsync_path, publish
 
 FORMAT = "dbksvd-dictionary"
 VERSION = 1
@@ -98,6 +99,7 @@ def save_dictionary(path: PathLike, dictionary: Dictionary, *, overwrite: bool =
     shutil.rmtree(work, ignore_errors=True)
     try:
         _write(work, dictionary)
+        _to_disk(work)
     except OSError as error:
         shutil.rmtree(work, ignore_errors=True)
         raise StoreError(
@@ -107,15 +109,25 @@ def save_dictionary(path: PathLike, dictionary: Dictionary, *, overwrite: bool =
     return target
 
 
+def _to_disk(folder: str) -> None:
+    """Force everything in a folder to the disk: a rename must not outlive the files it publishes."""
+    for where, _, names in os.walk(folder):
+        for name in names:
+            fsync_path(os.path.join(where, name))
+        fsync_path(where)
+
+
 def _write(path: str, dictionary: Dictionary) -> None:
     group = zarr.open_group(path, mode="w", zarr_format=3)
-    _put(group, "dictionary", dictionary.atoms, ("atom", "feature"))
-    if dictionary.mean is not None:
-        _put(group, "mean", dictionary.mean, ("feature",))
-    if dictionary.counts is not None:
-        _put(group, "counts", dictionary.counts, ("atom",))
-    if dictionary.previous is not None:
-        _put(group, "previous", dictionary.previous, ("atom", "feature"))
+    arrays = {
+        "dictionary": (dictionary.atoms, ("atom", "feature")),
+        "mean": (dictionary.mean, ("feature",)),
+        "counts": (dictionary.counts, ("atom",)),
+        "previous": (dictionary.previous, ("atom", "feature")),
+    }
+    checksums = {
+        name: _put(group, name, values, dims) for name, (values, dims) in arrays.items() if values is not None
+    }
     group.attrs.update(
         {
             "format": FORMAT,
@@ -128,11 +140,13 @@ def _write(path: str, dictionary: Dictionary) -> None:
             "extra": dictionary.extra,
             "n_atoms": dictionary.n_atoms,
             "n_features": dictionary.n_features,
+            "crc32": checksums,
         }
     )
 
 
-def _put(group: zarr.Group, name: str, values: np.ndarray, dims: tuple[str, ...]) -> None:
+def _put(group: zarr.Group, name: str, values: np.ndarray, dims: tuple[str, ...]) -> int:
+    """Write one array; its checksum."""
     array = group.create_array(
         name,
         shape=values.shape,
@@ -143,6 +157,11 @@ def _put(group: zarr.Group, name: str, values: np.ndarray, dims: tuple[str, ...]
         config={"write_empty_chunks": True},
     )
     array[...] = values
+    return _checksum(values)
+
+
+def _checksum(values: np.ndarray) -> int:
+    return zlib.crc32(np.ascontiguousarray(values).view(np.uint8).data)
 
 
 def open_dictionary(path: PathLike) -> Dictionary:
@@ -184,6 +203,10 @@ def _check_format(where: str, attrs: dict[str, Any]) -> None:
 
 def _read(group: zarr.Group, attrs: dict[str, Any]) -> Dictionary:
     arrays = {name: np.asarray(group[name][...]) for name in _ARRAYS if name in group}
+    for name, expected in attrs.get("crc32", {}).items():
+        # Zarr reads a chunk that is not there as zeros, without a word
+        if name not in arrays or _checksum(arrays[name]) != expected:
+            raise StoreError(f"{group.store_path} is damaged: its array `{name}` is not what was written")
     atoms = arrays["dictionary"]
     if not np.allclose(np.linalg.norm(atoms.astype(np.float64), axis=1), 1.0, atol=1e-3):
         raise StoreError("atoms are not of unit norm, so a chunk of the dictionary is missing or damaged")

@@ -1,0 +1,65 @@
+"""What a fit keeps of itself: which checkpoint to go on from, and word of it when the fit stops early."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dbksvd_dask import events
+from dbksvd_dask.errors import ClusterError, MismatchError, StoreError
+from dbksvd_dask.store.dictionary import Dictionary, checkpoints, latest_checkpoint, open_dictionary
+
+logger = logging.getLogger(__name__)
+
+# A fit may be made longer, and may go on on another device; everything else decides which dictionary it gives.
+MAY_CHANGE = frozenset({"n_iter", "device"})
+
+
+def newest_readable(run: str) -> Dictionary:
+    """Newest checkpoint of a run that can be read; those that a failing disk has damaged are passed over."""
+    *older, newest = checkpoints(run)
+    for path in [newest, *reversed(older)]:
+        try:
+            return open_dictionary(path)
+        except StoreError as error:
+            logger.warning("%s; trying the checkpoint before", error)
+    return open_dictionary(newest)  # none can be read: say what is wrong with the newest
+
+
+def require_same_fit(run: str, stored: Dictionary, params: dict[str, Any], source: str) -> None:
+    """Refuse to go on from a checkpoint of another fit.
+
+    Parameters
+    ----------
+    params : parameters of the fit that wants to go on, as `FitParams.to_json` gives them
+    source : identity of what it reads
+    """
+    for name, value in params.items():
+        if name not in MAY_CHANGE and stored.params.get(name) != value:
+            raise MismatchError(
+                f"the checkpoint in {run} was made with {name}={stored.params.get(name)!r}, this fit has "
+                f"{name}={value!r}; use the same value, or another folder for a new fit"
+            )
+    if stored.source != source:
+        raise MismatchError(
+            f"the checkpoint in {run} was fitted on {stored.source}, this fit reads {source}; "
+            "give the same store, or another folder for a new fit"
+        )
+
+
+@contextmanager
+def telling_what_is_safe(run: str, emit: Callable[[events.Event], None]) -> Iterator[None]:
+    """Let an interruption, a lost cluster or a failing store end a fit with word of the newest checkpoint."""
+    try:
+        yield
+    except (KeyboardInterrupt, ClusterError, StoreError) as error:
+        newest = latest_checkpoint(run) or ""
+        done = int(Path(newest).stem.rpartition("-")[2]) if newest else 0
+        safe = f"{newest} is intact; go on with resume=True (--resume)" if newest else "there is no checkpoint yet"
+        message = f"{' '.join(str(error).split()) or 'interrupted'}; {safe}"
+        logger.warning("the fit stopped: %s", message)
+        emit(events.FitStopped(done, newest, message))
+        raise type(error)(message) from error
