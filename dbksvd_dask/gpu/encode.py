@@ -99,6 +99,7 @@ def _pursue(prods: Any, gram: Any, norm2: Any, limit: Any, spec: EncodeSpec) -> 
     space = device.current()
     n, m = prods.shape
     k = spec.k
+    stages = space.asarray(np.array(spec.stages or [(0, m, k)], np.int64))
     atom = space.empty((n, k), space.xp.int32)
     coefficient, rest = space.empty((n, k), prods.dtype), space.empty((n, k), prods.dtype)
     shared = m * _itemsize(prods)
@@ -111,8 +112,8 @@ def _pursue(prods: Any, gram: Any, norm2: Any, limit: Any, spec: EncodeSpec) -> 
         gram,
         norm2,
         limit,
-        k,
-        STEPS_PER_ATOM * k,
+        stages,
+        STEPS_PER_ATOM,
         float(spec.rtol),
         bool(spec.nonneg),
         in_shared,

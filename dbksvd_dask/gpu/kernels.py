@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 
-from numba import cuda, float64, int32
+from numba import config, cuda, float64, int32
 
 # Threads per block at most, which sizes the shared arrays of the reductions. With 256 threads and 4096 products of
 # 4 bytes four blocks fit on a multiprocessor of a T4 (64 KB, 1024 threads).
@@ -24,6 +24,9 @@ _MIN_PIVOT2 = 1e-10
 # Coordinate descent stops when no coefficient moves by more than this share of the largest one (as there).
 _NNLS_TOLERANCE = 1e-7
 _NNLS_SWEEPS = 200
+# 72 registers per thread let three blocks of 256 threads run on a multiprocessor instead of two, and none spills
+# (ptxas for sm_75 and sm_80). The simulator has no registers.
+_PURSUE_OPTIONS = {} if config.ENABLE_CUDASIM else {"max_registers": 72}
 
 
 @cuda.jit(device=True)
@@ -75,9 +78,9 @@ def _block_sum(value, values):
 # ---------------------------------------------------------------------------------------------- encoding
 
 
-@cuda.jit(cache=True)
-def pursue(prods, gram, norm2, limit, k, max_steps, rtol, nonneg, in_shared, atom, coefficient, rest):
-    """Matching pursuit, one block per sample; the rules of `kernels.pursuit.pursue_row`.
+@cuda.jit(cache=True, **_PURSUE_OPTIONS)
+def pursue(prods, gram, norm2, limit, stages, steps_per_atom, rtol, nonneg, in_shared, atom, coefficient, rest):
+    """Matching pursuit, one block per sample; the rules of `kernels.pursuit` and `kernels.staged`.
 
     Parameters
     ----------
@@ -85,6 +88,7 @@ def pursue(prods, gram, norm2, limit, k, max_steps, rtol, nonneg, in_shared, ato
     gram : (n_atoms, n_atoms)
     norm2 : (n,) float64, squared norms of the samples
     limit : (n,) smallest coefficient worth taking
+    stages : (n_stages, 3) int64: groups offered in order, each (first atom, end, most nonzeros)
     in_shared : whether a row of products is kept in dynamic shared memory (n_atoms * itemsize bytes)
     atom : (n, k) int32, out;  coefficient : (n, k) out
     rest : (n, k) out, products of the chosen atoms with the residual
@@ -95,6 +99,7 @@ def pursue(prods, gram, norm2, limit, k, max_steps, rtol, nonneg, in_shared, ato
     i = cuda.blockIdx.x
     tid = cuda.threadIdx.x
     width = cuda.blockDim.x
+    k = atom.shape[1]
     m = gram.shape[0]
     source = prods[i]
     if not in_shared:
@@ -102,57 +107,76 @@ def pursue(prods, gram, norm2, limit, k, max_steps, rtol, nonneg, in_shared, ato
     for s in range(tid, k, width):
         atom[i, s] = -1
         coefficient[i, s] = 0
-    smallest = limit[i]
-    score = smallest - smallest
-    code = int32(
-        0
-    )  # 2 * index + (1 if negative): the reduction then carries the sign and the lowest index at once
     for t in range(tid, m, width):
-        v = source[t]
-        p[t] = v
-        size = v if nonneg else abs(v)
-        # ascending t and a strict comparison: of equals a thread keeps the lowest
-        if size > score:
-            score = size
-            code = int32(2 * t + (v < 0))
+        p[t] = source[t]
+    smallest = limit[i]
     n_used = 0
     remaining = norm2[i]
     target = rtol * rtol * remaining
-    for _ in range(max_steps):
-        if rtol > 0 and remaining <= target:
-            break
-        score, code = _block_argmax(score, code, scores, codes)
-        if score == 0 or score < smallest:
-            break
-        a = -score if code & 1 else score
-        j = code >> 1
-        again = 0
-        for s in range(tid, n_used, width):
-            if atom[i, s] == j:
-                coefficient[i, s] += a
-                again = 1
-        if cuda.syncthreads_or(again) == 0:
-            if n_used == k:
-                break
-            if tid == n_used % width:
-                atom[i, n_used] = j
-                coefficient[i, n_used] = a
-            n_used += 1
-        if rtol > 0:  # double precision is slow on most cards: only where it is asked for
-            remaining -= float64(a) * float64(a)
-        g = gram[j]
+    for g in range(stages.shape[0]):
+        start = stages[g, 0]
+        stop = stages[g, 1]
+        before = n_used
+        most = min(stages[g, 2], k - n_used)
+        mine = start + (tid - start) % width  # first of this thread's elements in the group
         score = smallest - smallest
-        code = int32(0)
-        for t in range(tid, m, width):
-            v = p[t] - a * g[t]
-            p[t] = v
+        code = int32(0)  # 2 * index + (1 if negative): the reduction carries sign and lowest index at once
+        for t in range(mine, stop, width):
+            v = p[t]
             size = v if nonneg else abs(v)
+            # ascending t and a strict comparison: of equals a thread keeps the lowest
             if size > score:
                 score = size
                 code = int32(2 * t + (v < 0))
+        for _ in range(steps_per_atom * most):
+            if rtol > 0 and remaining <= target:
+                break
+            score, code = _block_argmax(score, code, scores, codes)
+            if score == 0 or score < smallest:
+                break
+            a = -score if code & 1 else score
+            j = code >> 1
+            again = 0
+            for s in range(tid, n_used, width):
+                if atom[i, s] == j:
+                    coefficient[i, s] += a
+                    again = 1
+            if cuda.syncthreads_or(again) == 0:
+                if n_used - before == most:
+                    break
+                if tid == n_used % width:
+                    atom[i, n_used] = j
+                    coefficient[i, n_used] = a
+                n_used += 1
+            if rtol > 0:  # double precision is slow on most cards: only where it is asked for
+                remaining -= float64(a) * float64(a)
+            row = gram[j]
+            score = smallest - smallest
+            code = int32(0)
+            for t in range(mine, stop, width):
+                v = p[t] - a * row[t]
+                p[t] = v
+                size = v if nonneg else abs(v)
+                if size > score:
+                    score = size
+                    code = int32(2 * t + (v < 0))
+        cuda.syncthreads()
+        if stop - start < m:
+            _take_off(p, gram, atom, coefficient, i, before, n_used, start, stop)
     cuda.syncthreads()
     for s in range(tid, k, width):
         rest[i, s] = p[atom[i, s]] if s < n_used else 0
+
+
+@cuda.jit(device=True)
+def _take_off(p, gram, atom, coefficient, i, before, n_used, start, stop):
+    """Take what a group chose off the products of the atoms outside it."""
+    for s in range(before, n_used):
+        x = coefficient[i, s]
+        row = gram[atom[i, s]]
+        for t in range(cuda.threadIdx.x, gram.shape[0], cuda.blockDim.x):
+            if t < start or t >= stop:
+                p[t] -= x * row[t]
 
 
 @cuda.jit(device=True)

@@ -173,3 +173,14 @@ def test_gram_residual_and_norms_equal_cpu(space, data):
     np.testing.assert_allclose(space.to_host(gram), cpu.gram_matrix(D), atol=1e-6)
     norm2 = encode.squared_norms(space.asarray(Y))
     np.testing.assert_allclose(space.to_host(norm2), cpu.squared_norms(Y), rtol=1e-12)
+
+
+@pytest.mark.parametrize("how", [{}, {"nonneg": True}, {"rtol": 0.4}, {"refit": True}])
+def test_groups_offered_in_order_equal_cpu(space, data, how):
+    Y, D = data(6, 30, 16)
+    stages = ((0, 7, 2), (7, 20, 3), (20, 30, 2))
+    got = run(space, Y, D, 6, stages=stages, **how)
+    expected = cpu.encode_rows(Y, D, cpu.gram_matrix(D), EncodeSpec(6, stages=stages, **how))
+    np.testing.assert_array_equal(got[0], expected[0])
+    np.testing.assert_allclose(got[1], expected[1], atol=1e-5)
+    assert ((got[0] >= 20).sum(axis=1) > 0).any()
