@@ -1,0 +1,43 @@
+"""This package: defaults, and with Matryoshka groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask
+
+from benchmarks.peer_base import Recorder
+from dbksvd_dask.params import FitParams
+from dbksvd_dask.store.sources import ArraySource
+from dbksvd_dask.train import Trainer
+
+
+def train(recorder: Recorder, **params: Any) -> None:
+    """Fit with one thread, as every other peer; the estimator's own loop, one outer batch at a time."""
+    problem = recorder.problem
+    checked = FitParams.checked(
+        n_atoms=problem.n_atoms, k=problem.k, validation=0, center=False, seed=problem.seed, device="cpu", **params
+    )
+    trainer = Trainer(ArraySource(problem.train, checked.chunk_size), checked)
+    recorder.notes |= {"batch_size": trainer.stream.rows_per_batch, "params": params}
+    with dask.config.set(scheduler="synchronous"):
+        state = trainer.start()
+        while True:
+            state = trainer.step(state)
+            seen = state.iteration * trainer.stream.rows_per_batch
+            recorder.show(lambda: state.dictionary, seen)  # noqa: B023  (called at once)
+
+
+def plain(recorder: Recorder) -> None:
+    """The defaults."""
+    train(recorder)
+
+
+def small_batches(recorder: Recorder) -> None:
+    """The defaults but for smaller outer batches: more updates per second, a noisier end."""
+    train(recorder, batch_size=16384)
+
+
+def matryoshka(recorder: Recorder) -> None:
+    """Exponential groups; one pursuit over the whole dictionary at evaluation."""
+    train(recorder, groups="exponential")

@@ -1,0 +1,129 @@
+"""A TopK sparse autoencoder and its Matryoshka form in torch, with the auxiliary loss for dead latents.
+
+The encoder is one linear map; the k largest activations of a sample stay. Decoder rows have unit norm. Latents
+that have not fired for a while reconstruct the residual (the auxiliary loss of "Scaling and evaluating sparse
+autoencoders"); the Matryoshka form adds the reconstruction by every prefix of the latents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import nn
+
+# A latent is dead when it has not fired for this many samples; of the dead ones, this many times k are used.
+DEAD_AFTER = 50_000
+AUX_LATENTS_PER_K = 8
+AUX_WEIGHT = 1 / 32
+
+
+class TopKSAE(nn.Module):
+    """Sparse autoencoder that keeps the k largest activations of each sample.
+
+    Parameters
+    ----------
+    n_features, n_atoms, k : int
+    groups : sizes of the Matryoshka groups, which sum to n_atoms; None for the plain form
+    """
+
+    def __init__(self, n_features: int, n_atoms: int, k: int, groups: Sequence[int] | None = None) -> None:
+        super().__init__()
+        self.k = k
+        self.ends = [n_atoms] if groups is None else [int(end) for end in np.cumsum(groups)]
+        directions = nn.functional.normalize(torch.randn(n_atoms, n_features), dim=1)
+        self.decoder = nn.Parameter(directions)
+        self.encoder = nn.Parameter(directions.clone())  # tied at the start, free afterwards
+        self.bias = nn.Parameter(torch.zeros(n_features))
+        self.register_buffer("since", torch.zeros(n_atoms))
+
+    def encode(self, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Activations before the choice (n, n_atoms), and values and latents of the k largest (n, k)."""
+        pre = (y - self.bias) @ self.encoder.T
+        values, latents = pre.topk(self.k, dim=1, sorted=False)
+        return pre, torch.relu(values), latents
+
+    def decode(self, values: torch.Tensor, latents: torch.Tensor) -> torch.Tensor:
+        """Samples from the chosen latents: (n, n_features)."""
+        return (
+            nn.functional.embedding_bag(latents, self.decoder, per_sample_weights=values, mode="sum") + self.bias
+        )
+
+    def loss(self, y: torch.Tensor) -> torch.Tensor:
+        """Squared error of every prefix, and the auxiliary loss, per unit of the samples' energy."""
+        pre, values, latents = self.encode(y)
+        scale = y.pow(2).sum(1).mean()
+        total = torch.zeros(())
+        for end in self.ends:
+            part = values if end == self.ends[-1] else values * (latents < end)
+            rebuilt = self.decode(part, latents)
+            total = total + (y - rebuilt).pow(2).sum(1).mean() / scale
+        with torch.no_grad():
+            self.since += len(y)
+            self.since[latents[values > 0]] = 0
+        return total / len(self.ends) + AUX_WEIGHT * self._auxiliary(pre, (y - rebuilt).detach())
+
+    def _auxiliary(self, pre: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Error of the residual as rebuilt by dead latents."""
+        dead = torch.nonzero(self.since > DEAD_AFTER).flatten()
+        if dead.numel() == 0:
+            return torch.zeros(())
+        n = min(dead.numel(), AUX_LATENTS_PER_K * self.k)
+        values, places = pre[:, dead].topk(n, dim=1, sorted=False)
+        weights = torch.relu(values)
+        rebuilt = nn.functional.embedding_bag(dead[places], self.decoder, per_sample_weights=weights, mode="sum")
+        return (residual - rebuilt).pow(2).sum(1).mean() / residual.pow(2).sum(1).mean()
+
+    @torch.no_grad()
+    def project(self) -> None:
+        """Unit decoder rows, and no gradient along them."""
+        grad = self.decoder.grad
+        if grad is not None:
+            grad -= (grad * self.decoder).sum(1, keepdim=True) * self.decoder
+
+    @torch.no_grad()
+    def normalise(self) -> None:
+        """Bring the decoder rows back to unit norm."""
+        self.decoder /= self.decoder.norm(dim=1, keepdim=True)
+
+
+def train_sae(
+    rows: np.ndarray,
+    n_atoms: int,
+    k: int,
+    learning_rate: float,
+    after_step: Callable[[TopKSAE, int], None],
+    groups: Sequence[int] | None = None,
+    batch_size: int = 1024,
+    n_steps: int = 10**9,
+    seed: int = 0,
+) -> TopKSAE:
+    """Train with Adam until `after_step` raises, or for `n_steps` batches; the learning rate warms up.
+
+    Parameters
+    ----------
+    rows : float32 ndarray of shape (n, n_features), scaled so that the mean norm is about sqrt(n_features)
+    after_step : called with the model and the rows seen after every step
+    """
+    torch.manual_seed(seed)
+    order = np.random.default_rng(seed)
+    sae = TopKSAE(rows.shape[1], n_atoms, k, groups)
+    adam = torch.optim.Adam(sae.parameters(), lr=learning_rate, betas=(0.9, 0.999))
+    warm = torch.optim.lr_scheduler.LambdaLR(adam, lambda step: min(1.0, (step + 1) / 50))
+    data = torch.from_numpy(np.ascontiguousarray(rows))
+    size, step = min(batch_size, len(rows)), 0
+    while step < n_steps:
+        permutation = torch.from_numpy(order.permutation(len(rows)))
+        for batch in permutation[: len(rows) // size * size].split(size):
+            adam.zero_grad()
+            sae.loss(data[batch]).backward()
+            sae.project()
+            adam.step()
+            warm.step()
+            sae.normalise()
+            step += 1
+            after_step(sae, step * size)
+            if step >= n_steps:
+                break
+    return sae
