@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dbksvd_dask import encoding, events
+from dbksvd_dask import encoding, events, specs
 from dbksvd_dask.errors import InputError, MismatchError, StoreError
 from dbksvd_dask.gpu.plan import Sizes
 from dbksvd_dask.kernels.encode import EncodeSpec
-from dbksvd_dask.params import DEVICES, FitParams, check_choice, check_integer
+from dbksvd_dask.params import DEVICES, check_choice, check_integer
 from dbksvd_dask.placement import place
 from dbksvd_dask.store import atomic, remote
 from dbksvd_dask.store.activations import open_rows
@@ -96,7 +96,7 @@ class EncodeJob:
             chunk_rows=code_chunk_rows(self.reader.chunk_rows),
             n_top=check_integer("n_top", n_top, 1),
             coefficient_dtype=check_choice("coefficient_dtype", coefficient_dtype, COEFFICIENT_DTYPES),
-            params=dict(self.spec._asdict()),
+            params={**self.spec._asdict(), "stages": [list(stage) for stage in self.spec.stages]},
             dictionary=dictionary_fingerprint(self.dictionary),
             store=self.reader.fingerprint,
             about=self._about(dictionary),
@@ -216,15 +216,7 @@ class EncodeJob:
 
 def encode_spec(dictionary: Dictionary, params: dict[str, Any]) -> EncodeSpec:
     """How to encode: as the dictionary was fitted, but for what `params` says otherwise (None: nothing)."""
-    unknown = sorted(set(params) - set(EncodeSpec._fields))
-    if unknown:
-        raise TypeError(f"unknown parameter {unknown[0]!r}; known are {', '.join(EncodeSpec._fields)}")
-    values = {name: dictionary.params[name] for name in EncodeSpec._fields if name in dictionary.params}
-    values |= {name: value for name, value in params.items() if value is not None}
-    if "k" not in values:
-        raise InputError("this dictionary does not say how many nonzeros a sample has; give k (--k)")
-    checked = FitParams.checked(**{**values, "n_atoms": dictionary.n_atoms}).to_json()
-    return EncodeSpec(**{name: checked[name] for name in EncodeSpec._fields})
+    return specs.stored_spec(dictionary.params, dictionary.n_atoms, dictionary.extra, params)
 
 
 def check_part(part: tuple[int, int]) -> tuple[int, int]:
@@ -337,5 +329,10 @@ def _drive(
     job.init(begin_again=part is None and not finish)
     if finish:
         return 0, job.plan.n_samples, job.finish()
-    written, kept = job.run(part)
+    try:
+        written, kept = job.run(part)
+    except InputError:
+        if part is None:
+            remote.remove(job.writer.work)  # the same call would fail again: nothing to go on with
+        raise
     return written, kept, job.finish() if part is None else None

@@ -144,7 +144,7 @@ def evaluate_block(rows: Any, D: np.ndarray, gram: np.ndarray, how: EncodePlan) 
         return chunk.measure(Y, D, gram, how.spec)
 
 
-def _dictionary_and_gram(names: Tasks, D: np.ndarray, place: Placement) -> tuple[Any, Any]:
+def dictionary_and_gram(names: Tasks, D: np.ndarray, place: Placement) -> tuple[Any, Any]:
     """Dictionary and gram for tasks that have no homes."""
     own = names.data(np.ascontiguousarray(D), "dictionary")
     (dictionary, *_), (gram, *_) = (
@@ -159,7 +159,7 @@ def build_evaluation(
 ) -> Delayed:
     """Graph that encodes rows and merges their metrics: computing it gives (Moments, number of nonzeros)."""
     names = Tasks(iteration)
-    dictionary, gram = _dictionary_and_gram(names, D, how.place)
+    dictionary, gram = dictionary_and_gram(names, D, how.place)
     parts = [
         names.call(evaluate_block, "evaluate", (c,), rows_of(source, rows[a:b]), dictionary, gram, how)
         for c, (a, b) in enumerate(plan.split_rows(rows.size, chunk_size))
@@ -203,7 +203,7 @@ def _encoding(
 ) -> tuple[Tasks, list[Any], list[int]]:
     """Tasks that encode a whole source, block by block, and the rows of each block."""
     names = Tasks()
-    dictionary, gram = _dictionary_and_gram(names, D, how.place)
+    dictionary, gram = dictionary_and_gram(names, D, how.place)
     spans = plan.split_rows(source.n_samples, block_rows)
     blocks = []
     for c, (a, b) in enumerate(spans):
@@ -296,7 +296,7 @@ def _narrow(coefficient: np.ndarray, dtype: str) -> np.ndarray:
 def hold_dictionary(D: np.ndarray, place: Placement = CPU) -> tuple[Delayed, Delayed]:
     """Dictionary and gram, computed once and kept where the tasks run."""
     names = Tasks()
-    dictionary, gram = _dictionary_and_gram(names, D, place)
+    dictionary, gram = dictionary_and_gram(names, D, place)
     return dask.persist(names.finish(dictionary), names.finish(gram))
 
 

@@ -24,6 +24,7 @@ from dbksvd_dask.labels import feature_coords, label_codes, label_samples
 from dbksvd_dask.metrics import variance_explained
 from dbksvd_dask.params import DEVICES, FitParams, check_choice, check_fraction, check_integer, check_k
 from dbksvd_dask.placement import place
+from dbksvd_dask.specs import encode_spec
 from dbksvd_dask.store.sources import ArraySource, Source, as_source
 
 _PARAMS = FitParams.__dataclass_fields__
@@ -85,6 +86,19 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     output : {"codes", "sparse"}, default "codes"
         What `transform` gives: a labelled Dataset of codes, or a csr array (n_samples, n_atoms) in memory, which
         the next step of a scikit-learn Pipeline can use.
+    encode : {"plain", "staged"}, default "plain"
+        How samples are encoded when the dictionary is used: one pursuit over all atoms, or the groups (of `groups`
+        or of `growth`) offered in order, each to what the ones before left over.
+    sparsity : {"max", "mean"}, default "max"
+        What k is: the most nonzeros of any sample, or their mean over samples. The latter is reached by a
+        threshold on coefficients, the same for all samples, which is learned in training (`threshold_`).
+    max_nonzeros : int or None, default None
+        With ``sparsity="mean"``, the most nonzeros of any sample; None for 2 k.
+    growth : float or None, default None
+        Grow the dictionary from 16 atoms to n_atoms by this factor at a time, with five iterations after each
+        step: finds more of the features that made the data. `mean_` is then learned on the way.
+    growth_threshold : float, default 0.5
+        While growing, stop a pursuit below this share of the typical (root mean square) coefficient.
 
     Attributes
     ----------
@@ -94,6 +108,8 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     history_ : xarray.Dataset over `iteration`
     n_iter_ : int
     n_features_in_ : int
+    threshold_ : float
+        Smallest coefficient that training has arrived at; 0 where none is learned.
 
     Examples
     --------
@@ -133,6 +149,11 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         checkpoint_every: int = 1,
         momentum: float = 0.6,
         output: str = "codes",
+        encode: str = "plain",
+        sparsity: str = "max",
+        max_nonzeros: int | None = None,
+        growth: float | None = None,
+        growth_threshold: float = 0.5,
     ) -> None:
         self.n_atoms = n_atoms
         self.k = k
@@ -157,6 +178,11 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.callbacks = callbacks
         self.checkpoint_every = checkpoint_every
         self.momentum = momentum
+        self.encode = encode
+        self.sparsity = sparsity
+        self.max_nonzeros = max_nonzeros
+        self.growth = growth
+        self.growth_threshold = growth_threshold
         self.output = output
 
     # ------------------------------------------------------------------------------------------ fitting
@@ -207,6 +233,8 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         Y : as in `fit`; one outer batch
         """
         params = self._params()
+        if params.growth is not None:
+            raise InputError(f"growth={params.growth} is a schedule over a whole fit; use fit, or growth=None")
         source = as_source(Y, params.chunk_size)
         state: train.FitState | None = getattr(self, "_state", None)
         if state is not None:
@@ -229,6 +257,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.mean_ = np.zeros(n_features) if state.mean is None else np.array(state.mean)
         self.history_ = history_dataset(state.history)
         self.n_iter_ = state.iteration
+        self.threshold_ = state.threshold
         self.n_features_in_ = n_features
 
     # ------------------------------------------------------------------------------------------ using
@@ -237,8 +266,8 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         params = self._params()
         dtype = self.components_.dtype
         mean = self.mean_ if self.center else None
-        where = _placement(params.device, self.components_, self.chunk_size, params.k, params.encoder)
-        return encoding.EncodePlan(train.encode_spec(params), mean, dtype, where)
+        where = _placement(params.device, self.components_, self.chunk_size, params.slots, params.encoder)
+        return encoding.EncodePlan(encode_spec(params, self.threshold_), mean, dtype, where)
 
     def _checked_source(self, Y: Any) -> Source:
         check_is_fitted(self, "components_")

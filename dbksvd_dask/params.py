@@ -15,6 +15,8 @@ ENCODERS = ("mp", "omp")
 INITS = ("uniform", "data", "array")
 DEAD_ATOM_RULES = ("residual", "random", "keep")
 DEVICES = ("auto", "cpu", "gpu")
+SPARSITIES = ("max", "mean")
+ENCODES = ("plain", "staged")
 
 
 def check_integer(name: str, value: Any, minimum: int) -> int:
@@ -77,6 +79,23 @@ class FitParams:
     device: str = "auto"
     seed: int = 0
     momentum: float = 0.6
+    encode: str = "plain"
+    sparsity: str = "max"
+    max_nonzeros: int | None = None
+    growth: float | None = None
+    growth_threshold: float = 0.5
+
+    @property
+    def slots(self) -> int:
+        """Most nonzeros that any sample can have."""
+        if self.sparsity == "max":
+            return self.k
+        return self.max_nonzeros or min(SLOTS_PER_MEAN * self.k, self.n_atoms)
+
+    @property
+    def growth_sizes(self) -> tuple[int, ...] | None:
+        """Atoms at each stage of growth; None when the dictionary does not grow."""
+        return None if self.growth is None else plan.growth_sizes(self.n_atoms, self.growth)
 
     @classmethod
     def checked(cls, **values: Any) -> FitParams:
@@ -90,7 +109,7 @@ class FitParams:
         for name, choices in _CHOICES.items():
             if name in out:
                 out[name] = check_choice(name, out[name], choices)
-        for name in ("min_coefficient", "rtol"):
+        for name in ("min_coefficient", "rtol", "growth_threshold"):
             if name in out:
                 out[name] = check_fraction(name, out[name])
         if not 0 <= check_fraction("momentum", out.get("momentum", 0.0)) < 1:
@@ -101,6 +120,7 @@ class FitParams:
             if name in out:
                 out[name] = bool(out[name])
         out["groups"] = plan.group_sizes(n_atoms, k, out.get("groups"))
+        _check_growth_factor(out)
         params = cls(**out)
         _check_combinations(params)
         return params
@@ -126,7 +146,31 @@ _INTEGERS = {
     "validation": 0,
     "seed": 0,
 }
-_CHOICES = {"encoder": ENCODERS, "init": INITS, "dead_atoms": DEAD_ATOM_RULES, "device": DEVICES}
+_CHOICES = {
+    "encoder": ENCODERS,
+    "init": INITS,
+    "dead_atoms": DEAD_ATOM_RULES,
+    "device": DEVICES,
+    "encode": ENCODES,
+    "sparsity": SPARSITIES,
+}
+
+# Slots per mean number of nonzeros when max_nonzeros is not given.
+SLOTS_PER_MEAN = 2
+# Slower growth would take more than a thousand iterations to 1000 atoms.
+SLOWEST_GROWTH = 1.01
+
+
+def _check_growth_factor(values: dict[str, Any]) -> None:
+    growth = values.get("growth")
+    if growth is None:
+        return
+    if not isinstance(growth, numbers.Real) or not math.isfinite(growth) or growth < SLOWEST_GROWTH:
+        raise InputError(
+            f"growth={growth!r} is not a factor >= {SLOWEST_GROWTH}; use for example growth=1.5, or None for a "
+            "dictionary that has all its atoms from the start"
+        )
+    values["growth"] = float(growth)
 
 
 def _check_combinations(params: FitParams) -> None:
@@ -138,3 +182,52 @@ def _check_combinations(params: FitParams) -> None:
         )
     if params.encoder == "omp" and params.refit:
         raise InputError("encoder='omp' is a least-squares fit already; use refit=False with it")
+    _check_sparsity(params)
+    _check_staged(params)
+    if params.growth is not None:
+        _check_growth(params)
+
+
+def _check_sparsity(params: FitParams) -> None:
+    if params.sparsity == "max":
+        if params.max_nonzeros is not None:
+            raise InputError(
+                f"max_nonzeros={params.max_nonzeros} is for sparsity='mean'; with sparsity='max' k is the maximum"
+            )
+        return
+    if params.max_nonzeros is not None:
+        most = check_integer("max_nonzeros", params.max_nonzeros, 1)
+        if not params.k <= most <= params.n_atoms:
+            raise InputError(
+                f"max_nonzeros={most} must lie between k={params.k} (the mean) and n_atoms={params.n_atoms}"
+            )
+    if params.min_coefficient > 0:
+        raise InputError(
+            f"sparsity='mean' learns the smallest coefficient; leave out min_coefficient={params.min_coefficient}"
+        )
+
+
+def _check_staged(params: FitParams) -> None:
+    if params.encode == "plain":
+        return
+    if params.groups is None and params.growth is None:
+        raise InputError("encode='staged' offers groups in order; give groups, such as 'exponential', or growth")
+    if params.encoder != "mp":
+        raise InputError(f"encode='staged' is a matching pursuit; use encoder='mp', not {params.encoder!r}")
+
+
+def _check_growth(params: FitParams) -> None:
+    if params.groups is not None:
+        raise InputError(f"growth={params.growth} makes its own groups; leave out groups={params.groups}")
+    if params.encoder != "mp" or params.refit:
+        raise InputError(f"growth={params.growth} needs encoder='mp' and refit=False: refits spoil the recovery")
+    if params.init == "array":
+        raise InputError(f"growth={params.growth} starts from few atoms; use init='uniform' or 'data'")
+    sizes = params.growth_sizes or ()
+    needed = plan.growth_iterations(sizes)
+    if params.n_iter < needed:
+        raise InputError(
+            f"growth={params.growth} reaches n_atoms={params.n_atoms} in {len(sizes)} stages of "
+            f"{plan.growth_iterations(sizes[:1])} iterations; use n_iter >= {needed} (now {params.n_iter}), or "
+            "faster growth"
+        )

@@ -6,6 +6,7 @@ crash, on any machine, without replaying those before it.
 
 from __future__ import annotations
 
+import math
 import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import numpy as np
 from dbksvd_dask.errors import InputError
 
 # One number per purpose keeps the random streams apart.
-_EPOCH, _ROUNDS, _INIT, _VALIDATION, _DEAD, _GROWTH = range(6)
+_EPOCH, _ROUNDS, _INIT, _VALIDATION, _DEAD, GROWTH = range(6)
 
 
 def generator(seed: int, *path: int) -> np.random.Generator:
@@ -113,6 +114,97 @@ def plan_rounds(group: Group, seed: int, iteration: int) -> list[np.ndarray]:
     """Shuffled atoms of one group, split into its rounds; indices inside the group."""
     order = generator(seed, _ROUNDS, iteration, group.start).permutation(group.stop - group.start)
     return [part.astype(np.int32) for part in np.array_split(order, group.n_rounds)]
+
+
+# ---------------------------------------------------------------------------------------------- growth
+
+# Iterations of one stage of growth: first with the groups in order, each fitted to what the ones before it leave,
+# then ordinary ones. From a study on small SynthSAEBench models.
+STAGED_ITERATIONS = 2
+ORDINARY_ITERATIONS = 3
+FIRST_ATOMS = 16
+
+
+def growth_sizes(n_atoms: int, factor: float, first: int = FIRST_ATOMS) -> tuple[int, ...]:
+    """Atoms at each stage of growth: from `first` to n_atoms, each `factor` times the one before.
+
+    >>> growth_sizes(256, 1.5)
+    (16, 24, 36, 54, 81, 122, 183, 256)
+    >>> growth_sizes(20, 4.0)
+    (16, 20)
+    >>> growth_sizes(8, 1.5)
+    (8,)
+    """
+    sizes = [min(first, n_atoms)]
+    while sizes[-1] < n_atoms:
+        # rounded first: 1.2 * 50 is 60.000000000000004 on some machines and must not become 61
+        grown = max(sizes[-1] + 1, math.ceil(round(sizes[-1] * factor, 6)))
+        sizes.append(min(n_atoms, grown))
+    return tuple(sizes)
+
+
+def growth_iterations(sizes: Sequence[int]) -> int:
+    """Iterations until a growing dictionary has all its atoms and its last stage is done.
+
+    >>> growth_iterations((16, 24, 36))
+    15
+    """
+    return len(sizes) * (STAGED_ITERATIONS + ORDINARY_ITERATIONS)
+
+
+class GrowthStep(NamedTuple):
+    """What growth does in one iteration: its stage, the atoms in it, and whether they go group by group."""
+
+    stage: int
+    n_atoms: int
+    staged: bool
+
+
+def growth_step(sizes: Sequence[int], iteration: int) -> GrowthStep:
+    """What growth does in an iteration; after the last stage the dictionary is fitted as any other.
+
+    >>> growth_step((16, 24, 36), 6)
+    GrowthStep(stage=1, n_atoms=24, staged=True)
+    >>> growth_step((16, 24, 36), 7)
+    GrowthStep(stage=1, n_atoms=24, staged=False)
+    >>> growth_step((16, 24, 36), 40)
+    GrowthStep(stage=2, n_atoms=36, staged=False)
+    """
+    length = STAGED_ITERATIONS + ORDINARY_ITERATIONS
+    stage = min(iteration // length, len(sizes) - 1)
+    return GrowthStep(stage, sizes[stage], iteration - stage * length < STAGED_ITERATIONS)
+
+
+def grown_groups(sizes: Sequence[int], n_atoms: int, k: int, n_rounds: int) -> tuple[Group, ...]:
+    """Groups of a dictionary that grew to n_atoms: the first atoms, then what each stage added; k for each.
+
+    >>> [tuple(g) for g in grown_groups((16, 24, 36), 36, 10, 8)]
+    [(0, 16, 10, 4), (16, 24, 8, 2), (24, 36, 10, 3)]
+    """
+    ends = [size for size in sizes if size <= n_atoms]
+    return tuple(
+        Group(a, b, min(k, b - a), min(b - a, max(1, round(n_rounds * (b - a) / n_atoms))))
+        for a, b in zip([0, *ends], ends, strict=False)
+    )
+
+
+# ---------------------------------------------------------------------------------------------- thresholds
+
+
+def next_threshold(threshold: float, mean_nonzeros: float, k: int) -> float:
+    """Threshold for the next batch, so that the mean number of nonzeros comes to k.
+
+    The number of nonzeros falls about as the threshold to the power -1 to -3, so the square root of the quotient
+    settles in a few batches without swinging. One step is at most a factor of 2.
+
+    >>> next_threshold(0.5, 8.0, 8)
+    0.5
+    >>> next_threshold(0.5, 18.0, 8)
+    0.75
+    >>> next_threshold(0.5, 0.0, 8)
+    0.25
+    """
+    return threshold * min(2.0, max(0.5, math.sqrt(mean_nonzeros / k)))
 
 
 # ---------------------------------------------------------------------------------------------- rows

@@ -5,19 +5,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import dask
 import numpy as np
 
-from dbksvd_dask import batch, encoding, events, plan
+from dbksvd_dask import batch, encoding, events, growth, plan
 from dbksvd_dask.errors import InputError, MismatchError, StoreError
 from dbksvd_dask.gpu.plan import DevicePlan, Sizes
-from dbksvd_dask.kernels.encode import EncodeSpec
 from dbksvd_dask.metrics import mean_relative_error, variance_explained
 from dbksvd_dask.params import FitParams
 from dbksvd_dask.placement import place
+from dbksvd_dask.specs import encode_spec, training_groups
 from dbksvd_dask.store.dictionary import Dictionary, latest_checkpoint, open_dictionary, write_checkpoint
 from dbksvd_dask.store.sources import ArraySource, Source
 
@@ -40,16 +40,12 @@ class FitState:
     history: History = field(default_factory=dict)
     counts: np.ndarray | None = None  # (n_atoms,) samples per atom in the last batch
     previous: np.ndarray | None = None  # (n_atoms, n_features) one iteration ago, for the momentum
+    threshold: float = 0.0  # smallest coefficient, where the fit learns one
 
 
 def working_dtype(dtype: Any) -> np.dtype:
     """Precision of a fit: float64 for float64 samples, float32 for everything else."""
     return np.dtype(np.float64 if np.dtype(dtype) == np.float64 else np.float32)
-
-
-def encode_spec(params: FitParams) -> EncodeSpec:
-    """The encoder of a fit."""
-    return EncodeSpec(params.k, params.encoder, params.nonneg, params.refit, params.min_coefficient, params.rtol)
 
 
 class Trainer:
@@ -95,9 +91,15 @@ class Trainer:
         sizes = Sizes(n_rows, p.chunk_size, n_features, p.n_atoms, p.k, p.n_rounds, p.lanczos_steps)
         return place(p.device, sizes._replace(itemsize=self.dtype.itemsize), p.encoder)
 
+    @property
+    def _first_n_atoms(self) -> int:
+        """Atoms of the first dictionary."""
+        sizes = self.params.growth_sizes
+        return self.params.n_atoms if sizes is None else sizes[0]
+
     def _check(self) -> None:
         """Refuse data that cannot train this dictionary, before any work."""
-        needed = 1 if self.params.init != "data" else self.params.n_atoms
+        needed = 1 if self.params.init != "data" else self._first_n_atoms
         if self.stream.n_train < needed:
             raise InputError(
                 f"init='data' needs n_atoms={needed} training rows but there are {self.stream.n_train}; "
@@ -114,33 +116,41 @@ class Trainer:
         return FitState(self._first_atoms(mean), mean)
 
     def _mean(self) -> np.ndarray:
+        if self.params.growth is not None:  # learned on the way
+            return np.zeros(self.source.n_features)
         rows = np.sort(self.stream.rows(0, min(self.stream.n_train, MEAN_ROWS)))
         (total,) = dask.compute(encoding.build_sum(self.source, rows, self.params.chunk_size, self.dtype))
         return total / rows.size
 
     def _first_atoms(self, mean: np.ndarray | None) -> np.ndarray:
-        shape = (self.params.n_atoms, self.source.n_features)
+        n_atoms = self._first_n_atoms
+        shape = (n_atoms, self.source.n_features)
         if self._init is not None:
             return unit_rows(self._init, shape, self.dtype)
         fallback = plan.random_atoms(*shape, self.dtype, self.params.seed)
         if self.params.init == "uniform":
             return fallback
-        reach = max(self.params.n_atoms, self.stream.rows_per_batch)
-        rows = np.sort(self.stream.rows(0, reach)[plan.initial_rows(reach, self.params.n_atoms)])
+        reach = max(n_atoms, self.stream.rows_per_batch)
+        rows = np.sort(self.stream.rows(0, reach)[plan.initial_rows(reach, n_atoms)])
         (atoms,) = dask.compute(encoding.build_rows(self.source, rows, mean, self.dtype))
         norms = np.linalg.norm(atoms, axis=1, keepdims=True)
         return np.where(norms > 0, atoms / np.where(norms > 0, norms, 1), fallback).astype(self.dtype)
 
     # ------------------------------------------------------------------------------------------ loop
 
-    def batch_spec(self) -> batch.BatchSpec:
-        """What every batch of this fit has in common."""
+    def batch_spec(self, state: FitState | None = None, staged: bool = False) -> batch.BatchSpec:
+        """What a batch needs to know: the same for all of a fit, unless it grows or learns a threshold.
+
+        Parameters
+        ----------
+        staged : while a dictionary grows, whether this batch goes group by group
+        """
         p = self.params
-        groups = plan.plan_groups(p.n_atoms, p.k, p.groups, p.n_rounds)
+        n_atoms, threshold = (p.n_atoms, 0.0) if state is None else (state.dictionary.shape[0], state.threshold)
+        groups = training_groups(p, n_atoms, staged)
+        encode = encode_spec(p, threshold, n_atoms)._replace(stages=())
         where, size, _ = self._place
-        return batch.BatchSpec(
-            groups, encode_spec(p), p.lanczos_steps, size, p.dead_atoms, p.seed, self.dtype, where
-        )
+        return batch.BatchSpec(groups, encode, p.lanczos_steps, size, p.dead_atoms, p.seed, self.dtype, where)
 
     def step(self, state: FitState, rows: np.ndarray | None = None) -> FitState:
         """Run one outer batch: a new state."""
@@ -148,27 +158,65 @@ class Trainer:
             rows = self.stream.batch(state.iteration)
         if rows.size > self.stream.rows_per_batch:  # given by the caller: may need another plan
             self._place = self._placed(rows.size)
-        spec = self.batch_spec()
+        now = self._growth_now(state.iteration)
+        state = self._grown(state, rows, now)
+        spec = self.batch_spec(state, now is not None and now.staged)
         ahead = extrapolated(state.dictionary, state.previous, self.params.momentum)
         graph = batch.build_batch(self.source, rows, ahead, state.mean, spec, state.iteration)
         self._emit(events.BatchStarted(state.iteration, batch.count_tasks(graph)))
-        result = batch.run_batch(graph)
-        record = _record(result, rows.size)
-        record.update(self._validate(result.dictionary, state.mean, state.iteration))
-        history = {name: [*state.history.get(name, []), value] for name, value in record.items()}
+        return self._after(state, batch.run_batch(graph), now)
+
+    def _after(self, state: FitState, result: batch.BatchResult, now: plan.GrowthStep | None) -> FitState:
+        """State after a batch: what it gave, what it taught about mean and threshold, and its record."""
+        threshold = growth.learned_threshold(self.params, state.threshold, now is not None, result)
+        mean = state.mean if now is None else growth.moved_mean(state.mean, result)
+        record = _record(result, result.before.n_samples)
+        if now is not None:
+            record |= {"n_atoms": float(now.n_atoms), "stage": float(now.stage)}
+        if now is not None or self.params.sparsity == "mean":
+            record["threshold"] = threshold
         # an atom that was replaced has no direction of travel yet
         previous = np.where((result.counts == 0)[:, None], result.dictionary, state.dictionary)
-        return FitState(result.dictionary, state.mean, state.iteration + 1, history, result.counts, previous)
+        new = FitState(result.dictionary, mean, state.iteration + 1, {}, result.counts, previous, threshold)
+        record.update(self._validate(new))
+        new.history = {name: [*state.history.get(name, []), value] for name, value in record.items()}
+        return new
 
-    def _validate(self, D: np.ndarray, mean: np.ndarray | None, iteration: int) -> dict[str, float]:
-        """Metrics on the held-out rows: one pursuit over the whole dictionary."""
+    def _growth_now(self, iteration: int) -> plan.GrowthStep | None:
+        """What growth does in this iteration; None when the dictionary does not grow."""
+        sizes = self.params.growth_sizes
+        return None if sizes is None else plan.growth_step(sizes, iteration)
+
+    def _grown(self, state: FitState, rows: np.ndarray, now: plan.GrowthStep | None) -> FitState:
+        """State with the atoms that this iteration should have; new ones have no direction of travel yet."""
+        n_atoms = state.dictionary.shape[0]
+        if now is None or now.n_atoms == n_atoms:
+            return state
+        n_new = now.n_atoms - n_atoms
+        # a quarter of the batch would do as well as all of it; at least some rows to choose from for each atom
+        rows = rows[: max(self.params.chunk_size, 16 * n_new)]
+        draw = growth.Draw(n_new, self.params.seed, state.iteration)
+        how = self._encode_plan(state)
+        D = growth.grow(self.source, rows, state.dictionary, how, self._place.chunk_size, draw)
+        previous = None if state.previous is None else np.concatenate([state.previous, D[n_atoms:]])
+        return replace(state, dictionary=D, previous=previous)
+
+    def _encode_plan(self, state: FitState) -> encoding.EncodePlan:
+        """How the dictionary as it stands encodes samples."""
+        spec = encode_spec(self.params, state.threshold, state.dictionary.shape[0])
+        return encoding.EncodePlan(spec, state.mean, self.dtype, self._place.placement)
+
+    def _validate(self, state: FitState) -> dict[str, float]:
+        """Metrics on the held-out rows: one pursuit over the whole dictionary, or staged if that was asked for."""
         if self.validation is None or self._validation_rows.size == 0:
             return {}
-        how = encoding.EncodePlan(encode_spec(self.params), mean, self.dtype, self._place.placement)
+        how, D = self._encode_plan(state), state.dictionary
         size = _part_size(self._validation_rows.size)
         if how.place.device == "gpu":
             size = min(size, self._place.chunk_size)
-        graph = encoding.build_evaluation(self.validation, self._validation_rows, D, how, size, iteration)
+        graph = encoding.build_evaluation(
+            self.validation, self._validation_rows, D, how, size, state.iteration - 1
+        )
         ((moments, _),) = dask.compute(graph)
         return {
             "validation_relative_error": mean_relative_error(moments),
@@ -229,15 +277,16 @@ class Trainer:
             history=state.history,
             counts=state.counts,
             previous=state.previous,
+            extra={"threshold": state.threshold} if state.threshold else {},
         )
 
     def resume(self, run: str) -> FitState:
         """State of the newest checkpoint of a run; refused when it is of another fit."""
         stored = open_dictionary(run)
         self._check_same_fit(run, stored)
-        return FitState(
-            stored.atoms, stored.mean, stored.iteration, stored.history, stored.counts, stored.previous
-        )
+        threshold = float(stored.extra.get("threshold", 0.0))
+        known = (stored.iteration, stored.history, stored.counts, stored.previous, threshold)
+        return FitState(stored.atoms, stored.mean, *known)
 
     def _check_same_fit(self, run: str, stored: Dictionary) -> None:
         for name, value in self.params.to_json().items():

@@ -9,6 +9,7 @@ import numpy as np
 from dbksvd_dask.kernels._jit import jit, kernel_input
 from dbksvd_dask.kernels.omp import orthogonal_tile
 from dbksvd_dask.kernels.pursuit import pursue_tile
+from dbksvd_dask.kernels.staged import staged_tile
 from dbksvd_dask.kernels.update import subtract_reconstruction
 
 # Rows per matrix product. BLAS is at full speed from about 256 rows on; 512 rows of 4096 atoms are 8 MB.
@@ -18,7 +19,11 @@ GRAM_BLOCK = 1024
 
 
 class EncodeSpec(NamedTuple):
-    """How samples become codes; every field as in `dbksvd_dask.DBKSVD`."""
+    """How samples become codes; every field as in `dbksvd_dask.DBKSVD`.
+
+    `k` is the number of slots. `stages` are groups that are offered in order, each (first atom, end, most
+    nonzeros); empty: all atoms at once.
+    """
 
     k: int
     encoder: str = "mp"
@@ -26,6 +31,7 @@ class EncodeSpec(NamedTuple):
     refit: bool = False
     min_coefficient: float = 0.0
     rtol: float = 0.0
+    stages: tuple[tuple[int, int, int], ...] = ()
 
 
 def gram_bounds(n_atoms: int) -> list[tuple[int, int]]:
@@ -115,7 +121,10 @@ def _encode_tile(
 ) -> None:
     """Run the chosen encoder on one tile of products."""
     rtol, smallest = float(spec.rtol), float(spec.min_coefficient)
-    if spec.encoder == "omp":
+    if spec.stages:
+        stages = np.array(spec.stages, np.int64)
+        staged_tile(prods, gram, norm2, stages, spec.k, rtol, smallest, spec.nonneg, spec.refit, atom, coefficient)
+    elif spec.encoder == "omp":
         orthogonal_tile(prods, gram, norm2, spec.k, rtol, smallest, atom, coefficient)
     else:
         pursue_tile(prods, gram, norm2, spec.k, rtol, smallest, spec.nonneg, spec.refit, atom, coefficient)

@@ -1,0 +1,122 @@
+"""Growing dictionaries, the driver's side: which atoms are added, and what a batch teaches about thresholds.
+
+A new atom is the residual of a sample, drawn with a probability proportional to its squared norm. Drawing is a
+race: sample i gets the key ``log(u_i) / |r_i|^2`` with u_i uniform, and the largest keys win, which is an exact
+draw without replacement. Each chunk sends its own winners only, and the result depends on the seed, the iteration
+and the chunk size, not on where or in which order the chunks ran.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import dask
+import numpy as np
+from dask.delayed import Delayed
+
+from dbksvd_dask import batch, chunk, encoding, plan
+from dbksvd_dask.encoding import EncodePlan, prepare, rows_of
+from dbksvd_dask.gpu import device
+from dbksvd_dask.metrics import Moments, row_norms
+from dbksvd_dask.params import FitParams
+from dbksvd_dask.store.sources import Source
+from dbksvd_dask.tasks import Tasks
+
+
+class Draw(NamedTuple):
+    """How many residuals are drawn, and from which random numbers."""
+
+    n_new: int
+    seed: int
+    iteration: int
+
+
+def race_keys(norms: np.ndarray, uniform: np.ndarray) -> np.ndarray:
+    """Keys of a draw proportional to norms squared, largest first; minus infinity for a residual of zero.
+
+    Parameters
+    ----------
+    norms : (n,) float64;  uniform : (n,) float64 from [0, 1)
+    """
+    with np.errstate(divide="ignore"):
+        keys: np.ndarray = np.log1p(-uniform) / np.square(norms)
+    return np.where(norms > 0, keys, -np.inf)
+
+
+def draw_residuals(
+    rows: Any, D: np.ndarray, gram: np.ndarray, how: EncodePlan, draw: Draw, c: int
+) -> chunk.Candidates:
+    """Winners of one chunk: keys and residuals, at most n_new of them, best first."""
+    raw = rows.load()
+    with device.turn(how.place.pursuit):
+        Y = prepare(raw, rows.where, how.mean, how.dtype, how.place.device)
+        R = chunk.residual_of(Y, *chunk.codes_of(Y, D, gram, how.spec), D)
+    uniform: Any = plan.generator(draw.seed, plan.GROWTH, draw.iteration, c).random(R.shape[0])
+    keys = race_keys(row_norms(R), uniform)
+    best = np.argsort(-keys, kind="stable")[: draw.n_new]
+    best = best[np.isfinite(keys[best])]
+    return chunk.Candidates(keys[best], R[best])
+
+
+def _merge(parts: list[chunk.Candidates], n_new: int) -> np.ndarray:
+    """Winners of all chunks: (at most n_new, d)."""
+    keys = np.concatenate([part.error for part in parts])
+    rows = np.concatenate([part.rows for part in parts])
+    return rows[np.argsort(-keys, kind="stable")[:n_new]]
+
+
+def build_draw(source: Source, rows: np.ndarray, D: np.ndarray, how: EncodePlan, size: int, draw: Draw) -> Delayed:
+    """Graph that encodes rows and draws residuals: computing it gives (at most n_new, n_features)."""
+    names = Tasks(draw.iteration)
+    dictionary, gram = encoding.dictionary_and_gram(names, D, how.place)
+    parts = [
+        names.call(draw_residuals, "grow", (c,), rows_of(source, rows[a:b]), dictionary, gram, how, draw, c)
+        for c, (a, b) in enumerate(plan.split_rows(rows.size, size))
+    ]
+    return names.finish(names.call(_merge, "grown", (), parts, draw.n_new))
+
+
+def grow(source: Source, rows: np.ndarray, D: np.ndarray, how: EncodePlan, size: int, draw: Draw) -> np.ndarray:
+    """Dictionary with n_new more atoms: (n_atoms + n_new, n_features).
+
+    Where there are fewer residuals than new atoms, random directions take the rest.
+    """
+    (residuals,) = dask.compute(build_draw(source, rows, D, how, size, draw))
+    norms = np.linalg.norm(residuals.astype(np.float64), axis=1, keepdims=True)
+    atoms = (residuals / norms).astype(D.dtype)
+    missing = draw.n_new - atoms.shape[0]
+    if missing:
+        fresh = plan.random_atoms(missing, D.shape[1], D.dtype, draw.seed, draw.iteration, D.shape[0])
+        atoms = np.concatenate([atoms, fresh])
+    return np.concatenate([D, atoms])
+
+
+# ---------------------------------------------------------------------------------------------- after a batch
+
+
+def typical_coefficient(moments: Moments, n_nonzeros: int) -> float:
+    """Root mean square of the coefficients of a batch; each step of a pursuit takes its square off |r|^2."""
+    explained = float(moments.y_square_sum.sum() - moments.r_square_sum.sum())
+    return math.sqrt(max(explained, 0.0) / n_nonzeros) if n_nonzeros else 0.0
+
+
+def learned_threshold(params: FitParams, threshold: float, growing: bool, result: batch.BatchResult) -> float:
+    """Smallest coefficient for the next batch, from what this batch had.
+
+    While a dictionary grows: a share of the typical coefficient. With k as the mean: what brings the mean number
+    of nonzeros to k, starting from half the typical coefficient. Otherwise none is learned.
+    """
+    n_nonzeros = int(result.counts.sum())
+    if growing:
+        return params.growth_threshold * typical_coefficient(result.before, n_nonzeros)
+    if params.sparsity == "max":
+        return 0.0
+    if threshold == 0:
+        return 0.5 * typical_coefficient(result.before, n_nonzeros)
+    return plan.next_threshold(threshold, n_nonzeros / result.before.n_samples, params.k)
+
+
+def moved_mean(mean: np.ndarray | None, result: batch.BatchResult) -> np.ndarray | None:
+    """Mean of a growing dictionary: what the batch leaves over on average is added to it."""
+    return None if mean is None else mean + result.after.r_sum / result.after.n_samples

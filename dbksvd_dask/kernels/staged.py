@@ -1,0 +1,130 @@
+"""Staged pursuit: the groups of a dictionary are offered one after the other, each to what the ones before left.
+
+As in `pursuit`, only products are touched. While a group is at work only its own products are kept up to date;
+afterwards those of all other atoms are, once per atom that it chose.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dbksvd_dask.kernels._jit import jit
+from dbksvd_dask.kernels.pursuit import (
+    BLOCK,
+    NOISE,
+    STEPS_PER_ATOM,
+    _locate,
+    _scan,
+    _subtract_and_scan,
+    refit_row,
+    refit_row_nonneg,
+)
+
+
+@jit
+def _bring_up_to_date(p, gram, start, stop, first, used, atom, coefficient):
+    """Take what a group chose off the products of the atoms outside it."""
+    before, after = p[:start], p[stop:]
+    for slot in range(first, used):
+        x = coefficient[slot]
+        row = gram[atom[slot]]
+        head, tail = row[:start], row[stop:]
+        for t in range(before.shape[0]):
+            before[t] -= x * head[t]
+        for t in range(after.shape[0]):
+            after[t] -= x * tail[t]
+
+
+@jit
+def staged_row(p, gram, norm2, stages, k, rtol, min_coefficient, nonneg, atom, coefficient, block_max):
+    """Staged pursuit of one sample.
+
+    The rules of `pursuit.pursue_row` hold inside each group; `rtol` is relative to the sample, not to what a
+    group was given.
+
+    Parameters
+    ----------
+    p : (n_atoms,) products with the sample; on return, products with the residual
+    gram : (n_atoms, n_atoms)
+    norm2 : squared norm of the sample, float64
+    stages : (n_groups, 3) int64: first atom, end, and most nonzeros of each group
+    k : most nonzeros of all groups together
+    atom : (k,) int32, out; -1 where empty
+    coefficient : (k,) out
+    block_max : (ceil(n_atoms / BLOCK),) scratch
+
+    Returns
+    -------
+    n_used : number of different atoms
+    """
+    for s in range(k):
+        atom[s] = -1
+        coefficient[s] = 0
+    used = 0
+    remaining = norm2
+    target = rtol * rtol * norm2
+    floor = max(np.float64(min_coefficient), NOISE * np.finfo(p.dtype).eps * np.sqrt(norm2))
+    for g in range(stages.shape[0]):
+        start, stop = stages[g, 0], stages[g, 1]
+        limit = min(stages[g, 2], k - used)
+        first = used
+        part = p[start:stop]
+        blocks = block_max[: (stop - start + BLOCK - 1) // BLOCK]
+        _scan(part, nonneg, blocks)
+        for _ in range(STEPS_PER_ATOM * limit):
+            if rtol > 0 and remaining <= target:
+                break
+            j = _locate(part, nonneg, blocks)
+            a = part[j]
+            if abs(np.float64(a)) < floor or a == 0 or (nonneg and a < 0):
+                break
+            slot = first
+            while slot < used and atom[slot] != start + j:
+                slot += 1
+            if slot == used:
+                if used - first == limit:
+                    break
+                atom[slot] = start + j
+                used += 1
+            coefficient[slot] += a
+            remaining -= np.float64(a) * np.float64(a)
+            _subtract_and_scan(part, a, gram[start + j][start:stop], nonneg, blocks)
+        _bring_up_to_date(p, gram, start, stop, first, used, atom, coefficient)
+    return used
+
+
+@jit
+def staged_tile(prods, gram, norm2, stages, k, rtol, min_coefficient, nonneg, refit, atom, coefficient):
+    """Staged pursuit of a tile of samples; `refit` is least squares on the support of all groups.
+
+    Parameters
+    ----------
+    prods : (n, n_atoms) products ``Y D^T``; overwritten
+    gram : (n_atoms, n_atoms)
+    norm2 : (n,) float64, squared norms of the samples
+    stages : (n_groups, 3) int64: first atom, end, and most nonzeros of each group
+    atom : (n, k) int32, out
+    coefficient : (n, k) out
+    """
+    n, m = prods.shape
+    block_max = np.empty((m + BLOCK - 1) // BLOCK, prods.dtype)
+    A = np.empty((k, k), np.float64)
+    delta = np.empty(k, np.float64)
+    for i in range(n):
+        used = staged_row(
+            prods[i],
+            gram,
+            norm2[i],
+            stages,
+            k,
+            rtol,
+            min_coefficient,
+            nonneg,
+            atom[i],
+            coefficient[i],
+            block_max,
+        )
+        if refit and nonneg:
+            refit_row_nonneg(prods[i], gram, used, atom[i], coefficient[i], A, delta)
+        elif refit:
+            refit_row(prods[i], gram, used, atom[i], coefficient[i], A, delta)

@@ -1,0 +1,89 @@
+"""From parameters to the encoder: how a fit, or a dictionary that a fit left behind, encodes samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dbksvd_dask import plan
+from dbksvd_dask.errors import InputError
+from dbksvd_dask.kernels.encode import EncodeSpec
+from dbksvd_dask.params import FitParams
+
+# what may be said anew when a stored dictionary encodes
+CHOOSABLE = ("k", "encoder", "nonneg", "refit", "min_coefficient", "rtol", "encode")
+# what else of a fit decides how its dictionary encodes
+_FITTED = ("groups", "growth", "sparsity", "max_nonzeros", "n_iter")
+
+
+def encode_spec(params: FitParams, threshold: float = 0.0, n_atoms: int | None = None) -> EncodeSpec:
+    """The encoder of a fit.
+
+    Parameters
+    ----------
+    threshold : smallest coefficient, where the fit has learned one
+    n_atoms : atoms there are by now, while a dictionary grows
+    """
+    return EncodeSpec(
+        params.slots if n_atoms is None else min(params.slots, n_atoms),
+        params.encoder,
+        params.nonneg,
+        params.refit,
+        max(params.min_coefficient, threshold),
+        params.rtol,
+        stages(params, n_atoms or params.n_atoms),
+    )
+
+
+def stages(params: FitParams, n_atoms: int) -> tuple[tuple[int, int, int], ...]:
+    """Groups that staged encoding offers in order, each (first atom, end, most nonzeros); plain: none."""
+    if params.encode == "plain":
+        return ()
+    groups = training_groups(params, n_atoms, staged=True)
+    return tuple((group.start, group.stop, group.k) for group in groups)
+
+
+def training_groups(params: FitParams, n_atoms: int, staged: bool) -> tuple[plan.Group, ...]:
+    """Groups that one iteration of a fit goes through.
+
+    Parameters
+    ----------
+    staged : while a dictionary grows, whether this iteration goes group by group
+    """
+    sizes = params.growth_sizes
+    if sizes is not None and staged:
+        return plan.grown_groups(sizes, n_atoms, params.slots, params.n_rounds)
+    slots = min(params.slots, n_atoms)
+    groups = plan.plan_groups(n_atoms, slots, None if sizes is not None else params.groups, params.n_rounds)
+    return tuple(group._replace(k=min(group.k, group.stop - group.start)) for group in groups)
+
+
+def stored_spec(
+    params: Mapping[str, Any], n_atoms: int, extra: Mapping[str, Any], given: Mapping[str, Any]
+) -> EncodeSpec:
+    """The encoder of a stored dictionary: as it was fitted, but for what is given (None: nothing).
+
+    A given k is the most nonzeros per sample, also where the fit had k as their mean; a given min_coefficient
+    takes the place of a learned one.
+
+    Parameters
+    ----------
+    params, extra : of the dictionary
+    n_atoms : atoms of the dictionary
+    given : some of `CHOOSABLE`
+    """
+    unknown = sorted(set(given) - set(CHOOSABLE))
+    if unknown:
+        raise TypeError(f"unknown parameter {unknown[0]!r}; known are {', '.join(CHOOSABLE)}")
+    chosen = {name: value for name, value in given.items() if value is not None}
+    values = {name: params[name] for name in (*CHOOSABLE, *_FITTED) if name in params} | chosen
+    if "k" not in values:
+        raise InputError("this dictionary does not say how many nonzeros a sample has; give k (--k)")
+    threshold = float(extra.get("threshold", 0.0))
+    if "k" in chosen or "min_coefficient" in chosen:
+        values |= {"sparsity": "max", "max_nonzeros": None}
+        threshold = 0.0
+    grown_to = int(params.get("n_atoms", n_atoms))  # the atoms that the fit aims at: its stages follow from them
+    if values.get("growth") is None:
+        grown_to = n_atoms
+    return encode_spec(FitParams.checked(**{**values, "n_atoms": grown_to}), threshold, n_atoms)
