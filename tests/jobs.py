@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -60,3 +62,16 @@ def python(code, *args, **kwargs):
         stderr=subprocess.PIPE,
         **kwargs,
     )
+
+
+def command(*args):
+    """Run `dbksvd` in this process: exit code, standard output, standard error."""
+    from dbksvd_dask.cli import main
+
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main([str(arg) for arg in args])
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 1
+    return code, out.getvalue(), err.getvalue()

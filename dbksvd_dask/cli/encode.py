@@ -33,7 +33,9 @@ PARAMETERS: dict[str, Any] = {
     help="Of the stored coefficients.",
 )
 @click.option("--n-top", type=click.IntRange(1), default=64, show_default=True, help="Samples kept per atom.")
-@click.option("--part", type=options.Part(), help="Do one part of several, such as 3/8, and do not finish.")
+@click.option(
+    "--part", type=options.Part(), default=None, help="Do one part of several, such as 3/8, and do not finish."
+)
 @click.option("--finish", is_flag=True, help="Only finish: put together what the parts have written.")
 @click.option("--resume", is_flag=True, help="Be content when these very codes are there already.")
 @click.option("--log", type=click.Path(dir_okay=False), help="Also write every event to this file, as JSON lines.")
