@@ -87,7 +87,8 @@ def load_foreign(
     atoms, changes = _unit_rows(*_turned(found.atoms, how, where), where, drop_zero)
     if found.mean is not None and found.mean.shape != atoms.shape[1:]:
         raise InputError(
-            f"{where}: the bias has shape {found.mean.shape}, the atoms have {atoms.shape[1]} features"
+            f"{where}: the bias has shape {found.mean.shape}, but the atoms have {atoms.shape[1]} features; "
+            "these do not belong together, or the matrix lies the other way round (--orientation)"
         )
     params = {**found.params, "n_atoms": atoms.shape[0]}
     if k is not None:

@@ -97,7 +97,7 @@ def _scatter(acts: np.ndarray, atom: np.ndarray, coefficient: np.ndarray) -> Non
 
 
 def pursue(x: torch.Tensor, W_dec: torch.Tensor, spec: EncodeSpec) -> torch.Tensor:
-    """Matching pursuit on the residual, with gradients: the rule of `kernels.pursuit.pursue_row`.
+    """Matching pursuit on the residual, with gradients: the rule of `kernels.pursuit.pursue_tile`.
 
     Parameters
     ----------
