@@ -175,8 +175,14 @@ def table(result: dict[str, Any]) -> str:
     for part in result["problems"]:
         lines.append(f"\nd={part['features']}, {part['atoms']} atoms, k={part['k']}\n")
         rows = [
-            [e["name"], f"{e['samples_per_cpu_s']:,.0f}", f"{e['of_gemm']:.3f}"]
-            + [f"{e['mp_factor']:.2f}", f"{e['omp_factor']:.2f}", f"{e['rows']:,}"]
+            [
+                e["name"],
+                f"{e['samples_per_cpu_s']:,.0f}",
+                f"{e['of_gemm']:.3f}",
+                f"{e['mp_factor']:.2f}",
+                f"{e['omp_factor']:.2f}",
+                f"{e['rows']:,}",
+            ]
             for e in part["encoders"]
         ]
         header = [

@@ -1,4 +1,4 @@
-"""This package: defaults, and with Matryoshka groups."""
+"""DB-KSVD of this package: defaults, other encoder, smaller batches, Matryoshka groups."""
 
 from __future__ import annotations
 
@@ -36,6 +36,11 @@ def plain(recorder: Recorder) -> None:
 def small_batches(recorder: Recorder) -> None:
     """The defaults but for smaller outer batches: more updates per second, a noisier end."""
     train(recorder, batch_size=16384)
+
+
+def orthogonal(recorder: Recorder) -> None:
+    """Train with orthogonal matching pursuit, as most peers do."""
+    train(recorder, encoder="omp")
 
 
 def matryoshka(recorder: Recorder) -> None:

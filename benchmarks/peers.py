@@ -41,6 +41,7 @@ from benchmarks.peer_base import Peer, run
 PEERS: dict[str, tuple[Peer, str | None, float]] = {
     "DB-KSVD": (peer_dbksvd.plain, None, 1.0),
     "DB-KSVD, batches of 16,384": (peer_dbksvd.small_batches, None, 1.0),
+    "DB-KSVD, encoder omp": (peer_dbksvd.orthogonal, None, 1.0),
     "DB-KSVD Matryoshka": (peer_dbksvd.matryoshka, None, 1.0),
     "dictlearn": (peer_dictlearn.online, "dictlearn", 1.0),
     "SPAMS": (peer_spams.lasso, "spams-bin", 1.0),
