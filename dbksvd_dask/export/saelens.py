@@ -126,7 +126,7 @@ def export_saelens(
     with new_folder(path, overwrite=overwrite) as folder:
         write_weights(folder, dictionary, config, density, stacked=stacked)
     notes = _notes(spec, form)
-    for note in notes:
+    for note in notes if form == "builtin" else ():
         log.warning("%s: %s", os.fspath(path), note)
     return ExportResult(os.fspath(path), config["architecture"], config["d_sae"], stacked, notes)
 
