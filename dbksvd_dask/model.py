@@ -24,6 +24,7 @@ from dbksvd_dask.labels import feature_coords, label_codes, label_samples
 from dbksvd_dask.metrics import variance_explained
 from dbksvd_dask.params import DEVICES, FitParams, check_choice, check_fraction, check_integer, check_k
 from dbksvd_dask.placement import place
+from dbksvd_dask.reprs import fit_html
 from dbksvd_dask.specs import encode_spec
 from dbksvd_dask.store.sources import ArraySource, Source, as_source
 
@@ -332,6 +333,13 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "components_")
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:
+        """What a notebook shows: scikit-learn's diagram of the parameters and, once fitted, how far it came."""
+        shown: dict[str, str] = super()._repr_mimebundle_(**kwargs)
+        if "text/html" in shown and hasattr(self, "components_"):
+            shown["text/html"] += fit_html(self.components_, self.history_, self.n_iter_)
+        return shown
 
 
 def history_dataset(history: train.History) -> xr.Dataset:

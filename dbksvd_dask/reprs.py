@@ -70,6 +70,20 @@ def dictionary_html(
     return facts_html("Dictionary", facts, history_html(history) + folded)
 
 
+def fit_html(atoms: np.ndarray, history: xr.Dataset, iteration: int) -> str:
+    """A fitted estimator, below the diagram of its parameters.
+
+    Parameters
+    ----------
+    atoms : ndarray of shape (n_atoms, n_features)
+    history : Dataset over `iteration`
+    iteration : int
+    """
+    curves = history_html({str(name): np.asarray(values) for name, values in history.data_vars.items()})
+    facts = {"dictionary": f"{atoms.shape[0]:,} atoms x {atoms.shape[1]:,} features", "iterations": iteration}
+    return facts_html("Fitted", facts, curves)
+
+
 def history_html(history: Mapping[str, Any]) -> str:
     """Small curves of a fit with their last values; empty without a history."""
     parts = []

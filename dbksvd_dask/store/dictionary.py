@@ -23,6 +23,7 @@ import zarr
 
 import dbksvd_dask
 from dbksvd_dask.errors import MismatchError, StoreError
+from dbksvd_dask.reprs import dictionary_html
 from dbksvd_dask.store.atomic import aside, fsync_path, publish
 
 FORMAT = "dbksvd-dictionary"
@@ -80,6 +81,9 @@ class Dictionary:
             {"dictionary": (("atom", "feature"), self.atoms), "mean": (("feature",), mean)},
             attrs={"iteration": self.iteration, **self.params},
         )
+
+    def _repr_html_(self) -> str:
+        return dictionary_html(self.atoms, self.params, self.history, self.iteration, self.source)
 
 
 def _plain(value: Any) -> Any:
