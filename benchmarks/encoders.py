@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,16 +140,19 @@ def _saelens_model(D: np.ndarray, k: int) -> Any:
     return sae
 
 
-def measure(problem: Problem, repeats: int) -> dict[str, Any]:
+PEERS: dict[str, Callable[[Problem, np.ndarray], Contender]] = {
+    "SPAMS OMP": spams_omp,
+    "dictlearn OMP": dictlearn_omp,
+    "SAELens MP": saelens_mp,
+    "scikit-learn OMP": sklearn_omp,
+}
+
+
+def measure(problem: Problem, repeats: int, peers: Sequence[str] = tuple(PEERS)) -> dict[str, Any]:
     """Time all encoders on the rows of `problem.test`, with training rows as atoms."""
     D, rows = data_atoms(problem), problem.test
     contenders = {"bare product": Contender(lambda Y: np.dot(Y, D.T))} | ours(problem, D)
-    contenders |= {
-        "SPAMS OMP": spams_omp(problem, D),
-        "dictlearn OMP": dictlearn_omp(problem, D),
-        "SAELens MP": saelens_mp(problem, D),
-        "scikit-learn OMP": sklearn_omp(problem, D),
-    }
+    contenders |= {name: PEERS[name](problem, D) for name in peers}
     missing = {name: c.needs for name, c in contenders.items() if c.needs and installed(c.needs) is None}
     contenders = {name: c for name, c in contenders.items() if name not in missing}
     parts = {name: rows[: FEW_ROWS.get(name, len(rows))] for name in contenders}

@@ -31,6 +31,7 @@ class Recorder:
     clock: Stopwatch = field(default_factory=Stopwatch)
     points: list[dict[str, Any]] = field(default_factory=list)
     notes: dict[str, Any] = field(default_factory=dict)
+    latest: np.ndarray | None = None
 
     def show(self, atoms: Callable[[], np.ndarray], n_rows: int, **extra: Any) -> None:
         """Score ``atoms()``, of shape (n_atoms, n_features), if it is time to; `n_rows` have been seen so far."""
@@ -38,8 +39,9 @@ class Recorder:
         over = self.clock.cpu >= self.budget
         last = self.points[-1]["cpu_s"] if self.points else 0.0
         if over or self.clock.cpu >= max(self.budget / 40, last * self.growth):
+            self.latest = np.array(atoms())
             point = {"cpu_s": self.clock.cpu, "wall_s": self.clock.wall, "rows": n_rows}
-            self.points.append(point | score(self.problem, atoms()) | extra)
+            self.points.append(point | score(self.problem, self.latest) | extra)
         if over:
             raise OutOfTime
         self.clock.start()
@@ -52,9 +54,9 @@ class Peer(Protocol):
         """Train."""
 
 
-def run(peer: Peer, problem: Problem, budget: float) -> Recorder:
-    """Train a peer until its CPU seconds are used up."""
-    recorder = Recorder(problem, budget)
+def run(peer: Peer, problem: Problem, budget: float, growth: float = 1.4) -> Recorder:
+    """Train a peer until its CPU seconds are used up; the rest as in `Recorder`."""
+    recorder = Recorder(problem, budget, growth)
     recorder.clock.start()
     try:
         peer(recorder)
