@@ -185,6 +185,26 @@ def test_a_traceback_is_shown_when_asked_for(tmp_path):
         jobs.command("-v", "fit", tmp_path / "missing.zarr", tmp_path / "run", *SMALL)
 
 
+def test_an_error_nobody_foresaw_is_one_line_too(tmp_path, store, monkeypatch):
+    def broken(*args, **kwargs):
+        raise RuntimeError("the scheduler\nhas another environment")
+
+    monkeypatch.setattr(DBKSVD, "fit", broken)
+    code, out, err = jobs.command("fit", store, tmp_path / "run", *SMALL)
+    assert (code, out) == (1, "")
+    assert err == (
+        "dbksvd: error: RuntimeError: the scheduler has another environment "
+        "(`dbksvd -v` shows where it happened)\n"
+    )
+
+
+def test_paths_are_made_absolute_for_other_processes():
+    alone = {"workers": None, "scheduler": None}
+    assert options.seen_by_workers("store.zarr", alone) == "store.zarr"
+    assert options.seen_by_workers("store.zarr", {**alone, "workers": 2}).startswith("/")
+    assert options.seen_by_workers("s3://bucket/store.zarr", {**alone, "workers": 2}) == "s3://bucket/store.zarr"
+
+
 def test_help_has_an_example_and_names_every_option(tmp_path):
     code, out, _ = jobs.command("fit", "--help")
     assert code == 0

@@ -62,6 +62,7 @@ def command(store: str, dictionary: str, path: str, as_json: bool, show_plan: bo
     from dbksvd_dask.encode_job import encode_store
 
     where = options.connection(given)
+    store, path = options.seen_by_workers(store, where), options.seen_by_workers(path, where)
     if show_plan:
         common.report(_plan(store, dictionary, path, **given), as_json)
         return

@@ -50,6 +50,7 @@ def command(ctx: click.Context, /, store: str, run: str, as_json: bool, show_pla
     """  # noqa: D301 - click needs the backspace character itself
     where, log = options.connection(given), given.pop("log")
     resume, force = given.pop("resume"), given.pop("force")
+    store = options.seen_by_workers(store, where)
     params = _parameters(ctx, run, given, resume)
     if show_plan:
         common.report(_plan(store, params), as_json)

@@ -65,7 +65,7 @@ def cli(ctx: click.Context, verbose: int) -> None:
 
 
 def main(argv: list[str] | None = None) -> Any:
-    """Run the command line; errors of this package become one line and exit code 1."""
+    """Run the command line; errors become one line and exit code 1, with a traceback only for -v."""
     args = list(sys.argv[1:] if argv is None else argv)
     verbose = any(a == "--verbose" or (a.startswith("-v") and set(a[1:]) == {"v"}) for a in args)
     try:
@@ -75,6 +75,14 @@ def main(argv: list[str] | None = None) -> Any:
             raise
         message = " ".join(str(error).split()) or type(error).__name__
         click.echo(f"dbksvd: error: {message}", err=True)
+        sys.exit(1)
+    except Exception as error:  # not foreseen: still one line, and how to see the rest
+        if verbose:
+            raise
+        message = " ".join(str(error).split())
+        click.echo(
+            f"dbksvd: error: {type(error).__name__}: {message} (`dbksvd -v` shows where it happened)", err=True
+        )
         sys.exit(1)
     except KeyboardInterrupt:
         if verbose:

@@ -143,6 +143,12 @@ def connection(options: dict[str, Any]) -> dict[str, Any]:
     return where | {"tls": None if ca is None else TLSFiles(ca, cert, key)}
 
 
+def seen_by_workers(path: str, where: Mapping[str, Any]) -> str:
+    """Give a path as other processes, in other folders, find it."""
+    elsewhere = where["workers"] is not None or where["scheduler"] is not None
+    return os.path.abspath(path) if elsewhere and "://" not in path else path
+
+
 def read_init(value: str) -> Any:
     """Turn what --init says into what `DBKSVD(init=...)` takes: a word, or an array."""
     if value in ("uniform", "data"):
