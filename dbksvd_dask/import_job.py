@@ -88,6 +88,7 @@ class ImportJob:
         chunk_rows: int | None = None,
         compressor: str | None = None,
         force: bool = False,
+        verify: bool = True,
         callbacks: Iterable[Callback] = (),
     ) -> None:
         self.path = remote.normalise(path)
@@ -95,6 +96,7 @@ class ImportJob:
         self.source_row = source_row
         self.compressor = compressor
         self.force = force
+        self.verify = verify
         self.callbacks = tuple(callbacks)
         self._kept_arrays = tuple(aligned)
         beside = dict.fromkeys((*aligned, *((self.rules.mask_array,) if self.rules.mask_array else ())))
@@ -249,7 +251,7 @@ class ImportJob:
                     f"{self._locate(i * self.chunk_rows + int(bad[0]))} holds a value that is NaN or infinite; "
                     "leave such rows out with --nonfinite drop, or import them with --nonfinite keep"
                 )
-        self._writer.write_chunk(i, rows, aligned)
+        self._writer.write_chunk(i, rows, aligned, verify=self.verify)
         self._buffers.give(rows)
 
     def _locate(self, kept_row: int) -> str:
@@ -258,11 +260,11 @@ class ImportJob:
 
     # -- finish ----------------------------------------
 
-    def finish(self, *, verify: bool = True) -> None:
-        """Compare every chunk with its checksum, mark the store complete and publish it."""
+    def finish(self) -> None:
+        """Mark the store complete and publish it."""
         writer = self._writer or self.init()
         with atomic.explain_full_disk(writer.work):
-            writer.finish(verify=verify)
+            writer.finish()
         remote.remove(self._scan_folder)
 
     def discard(self) -> None:
@@ -330,7 +332,7 @@ def import_activations(
     force : bool
         Replace an existing store, and begin again when an unfinished one does not fit.
     verify : bool
-        Read every chunk back and compare its checksum before the store is published.
+        Read every chunk back after it was written and compare it.
     callbacks : iterable of callable
         Told of `JobProgress` events.
 
@@ -353,13 +355,14 @@ def import_activations(
         chunk_rows=chunk_rows,
         compressor=compressor,
         force=force,
+        verify=verify,
         callbacks=callbacks,
     )
     try:
         writer = job.init()
         kept = len(writer.done())
         written = job.run()
-        job.finish(verify=verify)
+        job.finish()
     except InputError:
         job.discard()  # the same call would fail again: nothing to go on with
         raise

@@ -92,12 +92,14 @@ class ShuffleJob:
         compressor: str | None = None,
         scratch: PathLike | None = None,
         force: bool = False,
+        verify: bool = True,
         callbacks: Iterable[Callback] = (),
     ) -> None:
         if seed < 0:
             raise InputError(f"seed={seed}; need 0 or more")
         self.path = remote.normalise(path)
         self.force = force
+        self.verify = verify
         self.compressor = compressor
         self.callbacks = tuple(callbacks)
         self.reader = open_rows(source)
@@ -292,7 +294,7 @@ class ShuffleJob:
         # before the chunk, so that a chunk that counts as written always has its sums
         self._means.mark(chunk, self._batch_means(taken[MAIN]).to_json())
         shaped = {n: rows.reshape(len(order), *self.readers[n].row_shape) for n, rows in taken.items()}
-        self._writer.write_chunk(chunk, shaped.pop(MAIN), shaped)
+        self._writer.write_chunk(chunk, shaped.pop(MAIN), shaped, verify=self.verify)
         for rows in taken.values():
             self._buffers.give(rows)
 
@@ -304,12 +306,12 @@ class ShuffleJob:
         after = BatchMeans.merged(self._means.read(c) for c in range(self.plan.n_chunks))
         return before.ratio(), after.ratio()
 
-    def finish(self, *, verify: bool = True) -> tuple[float | None, float | None]:
+    def finish(self) -> tuple[float | None, float | None]:
         """Publish the store, remove the scratch folder, and return the mixing figures."""
         writer = self._writer or self.init()
         figures = self.mixing()
         with atomic.explain_full_disk(writer.work):
-            writer.finish(verify=verify, attributes={"mixing": figures[1]})
+            writer.finish(attributes={"mixing": figures[1]})
         remote.remove(self.scratch)
         return figures
 
@@ -414,7 +416,7 @@ def shuffle_activations(
     force : bool
         Replace an existing store, and begin again when an unfinished one does not fit.
     verify : bool
-        Read every chunk back and compare its checksum before the store is published.
+        Read every chunk back after it was written and compare it.
     callbacks : iterable of callable
         Told of `JobProgress` events.
 
@@ -432,6 +434,7 @@ def shuffle_activations(
         compressor=compressor,
         scratch=scratch,
         force=force,
+        verify=verify,
         callbacks=callbacks,
     )
     writer = job.init()
@@ -439,7 +442,7 @@ def shuffle_activations(
     blocks_kept = job.plan.n_blocks - len(job._blocks.missing(job.plan.n_blocks))
     blocks_written = job.scatter() if writer.missing() else 0
     chunks_written = job.gather()
-    before, after = job.finish(verify=verify)
+    before, after = job.finish()
     return ShuffleResult(
         path=job.path,
         n_samples=job.reader.n_samples,

@@ -135,7 +135,7 @@ def test_chunk_lost_to_a_power_failure_is_written_again(damage, tmp_path):
 
 
 @pytest.mark.parametrize("compressor", [None, "zstd"])
-def test_chunk_that_does_not_read_back_is_not_published(compressor, tmp_path):
+def test_chunk_that_changes_on_the_disk_is_not_published(compressor, tmp_path):
     writer = begin(tmp_path / "s", compressor=compressor)
     write(writer, 0, 1, 2)
     other = begin(tmp_path / "t", compressor=compressor)
@@ -143,11 +143,34 @@ def test_chunk_that_does_not_read_back_is_not_published(compressor, tmp_path):
     chunk = (tmp_path / "t.partial" / "activations" / "c.1.0").read_bytes()
     (tmp_path / "s.partial" / "activations" / "c.1.0").write_bytes(chunk)
     with pytest.raises(JobError, match=r"chunks 1 do not read back as they were written"):
-        writer.finish()
+        writer.finish(verify=True)
     assert not (tmp_path / "s").exists()
     assert writer.missing() == [1]
     write(writer, 1)
-    writer.finish()
+    writer.finish(verify=True)
+
+
+@pytest.mark.parametrize("compressor", [None, "zstd"])
+@pytest.mark.parametrize("damage", ["other bits", "short"])
+def test_chunk_that_does_not_read_back_does_not_count_as_written(compressor, damage, tmp_path, monkeypatch):
+    writer = begin(tmp_path / "s", compressor=compressor)
+    write_block = writer._write_block
+
+    def failing_disk(name, i, block):
+        wrong = block.copy()
+        wrong[-1, -1] = 7
+        write_block(name, i, wrong)
+        if damage == "short" and compressor is None:
+            (tmp_path / "s.partial" / "activations" / f"c.{i}.0").write_bytes(block.tobytes()[:50])
+
+    monkeypatch.setattr(writer, "_write_block", failing_disk)
+    with pytest.raises(
+        JobError, match=r"chunk 1 of `activations` in .*s.partial does not read back as it was written"
+    ):
+        write(writer, 1)
+    assert writer.missing() == [0, 1, 2]
+    writer.write_chunk(1, ROWS[8:16], verify=False)
+    assert writer.missing() == [0, 2]
 
 
 @pytest.mark.parametrize("compressor", [None, "zstd"])

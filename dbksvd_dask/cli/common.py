@@ -68,7 +68,7 @@ def force_option(function: F) -> F:
 
 def verify_option(function: F) -> F:
     """Add --no-verify: publish without reading back."""
-    text = "Read everything back and compare checksums before publishing."
+    text = "Read every chunk back and compare it with what was written."
     return click.option("--verify/--no-verify", default=True, show_default=True, help=text)(function)
 
 

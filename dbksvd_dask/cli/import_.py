@@ -66,7 +66,7 @@ def command(source: str, path: str, as_json: bool, show_plan: bool, **options: A
         f"{common.format_seconds(result.seconds)}"
     )
     if options["verify"]:
-        text += ", checksums verified"
+        text += ", read back and compared"
     if result.chunks_kept:
         text += f"; went on after {result.chunks_kept} of {result.chunks_kept + result.chunks_written} chunks"
     if any(result.dropped.values()):
@@ -74,7 +74,7 @@ def command(source: str, path: str, as_json: bool, show_plan: bool, **options: A
     common.report(asdict(result), as_json, text)
 
 
-def _plan(source: str, path: str, force: bool, verify: bool, **options: Any) -> dict[str, Any]:
+def _plan(source: str, path: str, **options: Any) -> dict[str, Any]:
     from dbksvd_dask.import_job import ImportJob
     from dbksvd_dask.importers.selection import Rules
     from dbksvd_dask.job_tools import N_THREADS
@@ -82,7 +82,7 @@ def _plan(source: str, path: str, force: bool, verify: bool, **options: Any) -> 
 
     names = ("mask", "mask_array", "drop_first_token", "drop_outliers", "nonfinite")
     rules = Rules(**{name: options.pop(name) for name in names})
-    job = ImportJob(source, path, rules=rules, force=force, **options)
+    job = ImportJob(source, path, rules=rules, **options)
     try:
         rows, width = job.rows.n_rows, job.rows.n_features
         chunk = job.chunk_rows * width * stored_dtype(job.rows.dtype).itemsize
@@ -92,8 +92,8 @@ def _plan(source: str, path: str, force: bool, verify: bool, **options: Any) -> 
         read = (time.perf_counter() - began) / sample.nbytes
         write = common.write_seconds(path)
         passes = 2 if rules.reads_rows else 1
-        # reading and writing overlap; a pass of the rules and the read-back for the checksums come on top
-        again = passes - 1 + verify
+        # reading and writing overlap; a pass of the rules and the read-back come on top
+        again = passes - 1 + job.verify
         seconds = None if write is None else total * (max(read, write / (1 << 25)) + again * read)
     finally:
         job.close()

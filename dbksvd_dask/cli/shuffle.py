@@ -58,7 +58,7 @@ def _figure(value: float | None) -> str:
     return "not defined" if value is None else f"{value:.2f}"
 
 
-def _plan(source: str, path: str, verify: bool, **options: Any) -> dict[str, Any]:
+def _plan(source: str, path: str, **options: Any) -> dict[str, Any]:
     from dbksvd_dask.shuffle_job import ShuffleJob
 
     job = ShuffleJob(source, path, **options)
