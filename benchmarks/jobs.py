@@ -5,10 +5,10 @@
     python -m benchmarks.jobs --size tiny --only import,shuffle
 
 Import is that of a float16 .npy file, as `dbksvd import` does it: rows checked, checksums taken, read back and
-compared, everything forced to the disk. Its bound is a plain copy of the same file (`shutil.copyfile`), which does
-none of that; the copy forced to the disk stands beside it. Shuffle has the same bound. Encode has the same
-encode from memory as its bound; see jobs_encode.py. Every job runs in a process of its own, so that its peak memory
-is its own; runs alternate and the best of each counts.
+compared, everything forced to the disk. Its bound is a plain copy of the same file (`shutil.copyfile`), which
+does none of that; the copy forced to the disk stands beside it. Shuffle has the same bound. Encode has the same
+encode from memory as its bound; see jobs_encode.py. Every job runs in a process of its own, so that its peak
+memory is its own; runs alternate and the best of each counts.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from dbksvd_dask.errors import InputError, JobError, StoreError
 from dbksvd_dask.store import atomic, remote
 from dbksvd_dask.store.checksums import bytes_of, file_crc, file_equals, same_bytes
 from dbksvd_dask.store.dtypes import stored_dtype
-from dbksvd_dask.store.layout import PARTS, Aligned, StorePlan, create_group, make_plan
+from dbksvd_dask.store.layout import PARTS, Aligned, StorePlan, check_same, create_group, make_plan
 from dbksvd_dask.store.remote import PathLike
 from dbksvd_dask.store.rows import CHECKSUMS
 
@@ -341,7 +341,7 @@ def create_activations(
     begun = remote.join(work, PARTS, "plan.json")
     require_free(text, overwrite)
     if resume and remote.exists(begun):
-        checksame_bytes(text, atomic.read_json(begun), plan.to_json())
+        check_same(text, atomic.read_json(begun), plan.to_json())
         writer = ActivationWriter(text, plan, overwrite)
         writer.recheck()
         return writer
