@@ -240,11 +240,11 @@ def worst_samples(
 
     The sample is rebuilt from its residual and its codes, so that the chunk need not be kept or read again.
     """
+    if not isinstance(state, ChunkState):
+        return Candidates(*_gpu().worst_samples(state, D, members, new, counts))
     n_dead = int(np.count_nonzero(counts == 0))
     if n_dead == 0:
         return Candidates(np.empty(0), np.empty((0, D.shape[1]), D.dtype))
-    if not isinstance(state, ChunkState):
-        return Candidates(*_gpu().worst_samples(state, D, members, new, counts))
     error = row_norms(state.R)
     worst = np.argsort(-error, kind="stable")[:n_dead]
     updated = place_atoms(D, members, new)
@@ -300,13 +300,12 @@ def add_counts(counts: list[np.ndarray]) -> np.ndarray:
 
 
 def prepare(raw: Any, mean: np.ndarray | None, dtype: Any, device: str = "cpu") -> np.ndarray:
-    """Rows as the kernels take them: C-contiguous, of the working dtype, the mean taken off; a new array."""
+    """Rows as the kernels take them: C-contiguous, of the working dtype, less the mean; `raw` stays as it is."""
     if device == "gpu":
         return _gpu().prepare(raw, mean, dtype)
-    Y = np.array(raw, dtype=dtype, order="C", copy=True)
-    if mean is not None:
-        Y -= mean.astype(dtype, copy=False)
-    return Y
+    if mean is None:
+        return np.ascontiguousarray(raw, dtype=dtype)
+    return np.ascontiguousarray(np.subtract(raw, mean.astype(dtype, copy=False), dtype=dtype))
 
 
 def norms2_of(Y: np.ndarray) -> np.ndarray:

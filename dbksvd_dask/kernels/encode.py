@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dbksvd_dask.kernels import pool
 from dbksvd_dask.kernels._jit import jit, kernel_input
 from dbksvd_dask.kernels.omp import orthogonal_tile
 from dbksvd_dask.kernels.pursuit import pursue_tile
@@ -133,6 +134,6 @@ def _encode_tile(
 def residual(Y: np.ndarray, atom: np.ndarray, coefficient: np.ndarray, D: np.ndarray) -> np.ndarray:
     """Residual ``Y - X D`` as a new array: (n, n_features)."""
     Y = kernel_input(Y)
-    R = np.empty_like(Y)
+    R = pool.empty(Y.shape, Y.dtype)
     subtract_reconstruction(Y, kernel_input(atom), kernel_input(coefficient), kernel_input(D), R)
     return R

@@ -103,7 +103,7 @@ def _subtract_scan_prefetch(p, a, g, nonneg, block_max, ahead):
 
 @jit
 def _choose(p, nonneg, block_max, floor, atom, coefficient, n_used):
-    """Next atom of a sample, its coefficient added: (atom or -1 at the end, coefficient, different atoms so far)."""
+    """Next atom of a sample, its coefficient added: (atom, or -1 at the end; coefficient; atoms so far)."""
     j = _locate(p, nonneg, block_max)
     a = p[j]
     if abs(np.float64(a)) < floor or a == 0 or (nonneg and a < 0):

@@ -10,12 +10,16 @@ Names used throughout::
     coefficient  (n, k)     codes; flat position `pos` = row * k + slot
     start        (n + 1,)   entries of row i in this round are start[i]:start[i + 1]
     pos, local   (e,)       flat position of an entry, and its atom's index inside the round
+
+Large results are allocated outside the compiled code: numpy asks for huge pages, numba's allocator does not, and
+first touching 75 MB in small pages cost more than the refresh that filled them.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from dbksvd_dask.kernels import pool
 from dbksvd_dask.kernels._jit import jit
 
 
@@ -103,7 +107,6 @@ def subtract_reconstruction(Y, atom, coefficient, D, R):
                     r[f] -= a * row[f]
 
 
-@jit
 def start_products(R, coefficient, start, pos, local, n_local):
     """Partial sums of the warm start: ``R[O]^T x`` and ``|x|^2`` for each atom of the round.
 
@@ -111,10 +114,16 @@ def start_products(R, coefficient, start, pos, local, n_local):
     -------
     W : (n_local, d);  x2 : (n_local,) float64
     """
+    W = np.zeros((n_local, R.shape[1]), R.dtype)
+    x2 = np.zeros(n_local, np.float64)
+    _start_products(R, coefficient, start, pos, local, W, x2)
+    return W, x2
+
+
+@jit
+def _start_products(R, coefficient, start, pos, local, W, x2):
     n, d = R.shape
     x = coefficient.ravel()
-    W = np.zeros((n_local, d), R.dtype)
-    x2 = np.zeros(n_local, np.float64)
     for i in range(n):
         r = R[i]
         for e in range(start[i], start[i + 1]):
@@ -123,10 +132,8 @@ def start_products(R, coefficient, start, pos, local, n_local):
             x2[local[e]] += np.float64(a) * np.float64(a)
             for f in range(d):
                 w[f] += a * r[f]
-    return W, x2
 
 
-@jit
 def next_products(R, coefficient, start, pos, local, V, dv):
     """Partial sums of one Lanczos product ``E^T E v`` for each atom of the round, E never formed.
 
@@ -141,12 +148,17 @@ def next_products(R, coefficient, start, pos, local, V, dv):
     -------
     W : (n_local, d) sums of s_i R_i;  sx, s2 : (n_local,) float64, sums of s_i x_i and of s_i^2
     """
+    W = np.zeros(V.shape, R.dtype)
+    sx = np.zeros(V.shape[0], np.float64)
+    s2 = np.zeros(V.shape[0], np.float64)
+    _next_products(R, coefficient, start, pos, local, V, dv, W, sx, s2)
+    return W, sx, s2
+
+
+@jit
+def _next_products(R, coefficient, start, pos, local, V, dv, W, sx, s2):
     n, d = R.shape
-    n_local = V.shape[0]
     x = coefficient.ravel()
-    W = np.zeros((n_local, d), R.dtype)
-    sx = np.zeros(n_local, np.float64)
-    s2 = np.zeros(n_local, np.float64)
     for i in range(n):
         r = R[i]
         for e in range(start[i], start[i + 1]):
@@ -161,10 +173,8 @@ def next_products(R, coefficient, start, pos, local, V, dv):
             s2[j] += np.float64(s) * np.float64(s)
             for f in range(d):
                 w[f] += s * r[f]
-    return W, sx, s2
 
 
-@jit
 def refresh(R, coefficient, start, pos, local, old, new, nonneg):
     """Exchange the round's atoms and refit their coefficients, row by row, into new arrays.
 
@@ -181,9 +191,15 @@ def refresh(R, coefficient, start, pos, local, old, new, nonneg):
     -------
     R_new : (n, d);  coefficient_new : (n, k)
     """
-    n, d = R.shape
-    R_new = np.empty_like(R)
+    R_new = pool.empty(R.shape, R.dtype)
     coefficient_new = coefficient.copy()
+    _refresh(R, coefficient, start, pos, local, old, new, nonneg, R_new, coefficient_new)
+    return R_new, coefficient_new
+
+
+@jit
+def _refresh(R, coefficient, start, pos, local, old, new, nonneg, R_new, coefficient_new):
+    n, d = R.shape
     x = coefficient.ravel()
     x_new = coefficient_new.ravel()
     for i in range(n):
@@ -207,4 +223,3 @@ def refresh(R, coefficient, start, pos, local, old, new, nonneg):
             x_new[pos[e]] = x[pos[e]] + a
             for f in range(d):
                 r[f] -= a * row[f]
-    return R_new, coefficient_new
