@@ -238,6 +238,7 @@ def encode_store(
     refit: bool | None = None,
     min_coefficient: float | None = None,
     rtol: float | None = None,
+    encode: str | None = None,
     coefficient_dtype: str = "float32",
     n_top: int = N_TOP,
     part: tuple[int, int] | None = None,
@@ -256,7 +257,7 @@ def encode_store(
     store : path or URL of the activation store
     dictionary : path of a dictionary or of the folder of a fit, or a Dictionary
     path : path or URL of the codes store to write
-    k, encoder, nonneg, refit, min_coefficient, rtol : optional
+    k, encoder, nonneg, refit, min_coefficient, rtol, encode : optional
         How to encode; each as the dictionary was fitted when not given.
     coefficient_dtype : {"float32", "float16"}
         Of the stored coefficients; the metrics speak of what is stored.
@@ -282,7 +283,7 @@ def encode_store(
     """
     began = time.perf_counter()
     params: dict[str, Any] = {"k": k, "encoder": encoder, "nonneg": nonneg, "refit": refit}
-    params |= {"min_coefficient": min_coefficient, "rtol": rtol}
+    params |= {"min_coefficient": min_coefficient, "rtol": rtol, "encode": encode}
     if part is not None:
         part = check_part(part)
         if finish:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # how to encode; None: as the dictionary was fitted
 PARAMETERS: dict[str, Any] = {
-    **dict.fromkeys(("k", "encoder", "nonneg", "refit", "min_coefficient", "rtol")),
+    **dict.fromkeys(("k", "encoder", "nonneg", "refit", "min_coefficient", "rtol", "encode")),
     "device": "auto",
 }
 
