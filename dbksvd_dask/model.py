@@ -21,6 +21,7 @@ from dbksvd_dask.events import Callback
 from dbksvd_dask.gpu.plan import Placement, Sizes
 from dbksvd_dask.kernels.encode import EncodeSpec
 from dbksvd_dask.labels import feature_coords, label_codes, label_samples
+from dbksvd_dask.memory import MemoryPlan, parse_bytes
 from dbksvd_dask.metrics import variance_explained
 from dbksvd_dask.params import DEVICES, FitParams, check_choice, check_fraction, check_integer, check_k
 from dbksvd_dask.placement import place
@@ -81,6 +82,9 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         Each is called with progress events (`dbksvd_dask.events`).
     checkpoint_every : int, default 1
         Iterations between two checkpoints.
+    memory_limit : int, str or None, default None
+        Most memory per worker process, as bytes or as in "4GB". A fit that is planned to take more is refused
+        before it starts (see `plan`).
     momentum : float, default 0.6
         Share of an atom's last change by which it is moved on before the next batch is encoded; 0 for none, the
         plain algorithm.
@@ -148,6 +152,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         checkpoint: str | os.PathLike[str] | None = None,
         callbacks: Sequence[Callback] = (),
         checkpoint_every: int = 1,
+        memory_limit: int | str | None = None,
         momentum: float = 0.6,
         output: str = "codes",
         encode: str = "plain",
@@ -178,6 +183,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.checkpoint = checkpoint
         self.callbacks = callbacks
         self.checkpoint_every = checkpoint_every
+        self.memory_limit = memory_limit
         self.momentum = momentum
         self.encode = encode
         self.sparsity = sparsity
@@ -206,7 +212,17 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         if not _is_count(self.validation) and held is None:
             validation = as_source(self.validation, params.chunk_size)
             _check_width(validation, source.n_features, "validation")
-        return train.Trainer(source, params, init, validation, self.callbacks)
+        limit = None if self.memory_limit is None else parse_bytes(self.memory_limit)
+        return train.Trainer(source, params, init, validation, self.callbacks, limit)
+
+    def plan(self, Y: Any) -> MemoryPlan:
+        """Peak memory per worker process that `fit` would take on the current scheduler; nothing is computed.
+
+        Parameters
+        ----------
+        Y : as in `fit`
+        """
+        return self._trainer(Y).memory_plan()
 
     def fit(self, Y: Any, y: Any = None, *, resume: bool = False) -> DBKSVD:
         """Learn a dictionary.

@@ -6,20 +6,22 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import count
+from typing import Any, TypeVar
 
-import dask
 import numpy as np
+from dask.delayed import Delayed
 
-from dbksvd_dask import batch, encoding, events, growth, plan
-from dbksvd_dask.errors import InputError, MismatchError, StoreError
+from dbksvd_dask import batch, encoding, events, growth, keeping, memory, plan, running
+from dbksvd_dask.errors import InputError, StoreError
 from dbksvd_dask.gpu.plan import DevicePlan, Sizes
 from dbksvd_dask.metrics import mean_relative_error, variance_explained
 from dbksvd_dask.params import FitParams
 from dbksvd_dask.placement import place
 from dbksvd_dask.specs import encode_spec, training_groups
-from dbksvd_dask.store.dictionary import Dictionary, latest_checkpoint, open_dictionary, write_checkpoint
-from dbksvd_dask.store.sources import ArraySource, Source
+from dbksvd_dask.store.dictionary import Dictionary, latest_checkpoint, write_checkpoint
+from dbksvd_dask.store.sources import ArraySource, LazySource, Source
+from dbksvd_dask.tasks import worker_threads
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +30,7 @@ logger = logging.getLogger(__name__)
 MEAN_ROWS = 262_144
 
 History = dict[str, list[float]]
+T = TypeVar("T")
 
 
 @dataclass
@@ -58,6 +61,7 @@ class Trainer:
     init : (n_atoms, n_features) array to start from, when ``params.init == "array"``
     validation : samples to measure on instead of rows set aside, or None
     callbacks : subscribers to progress events
+    memory_limit : most bytes per worker process; a fit that is planned to take more is refused before it starts
     """
 
     def __init__(
@@ -67,8 +71,10 @@ class Trainer:
         init: np.ndarray | None = None,
         validation: Source | None = None,
         callbacks: Sequence[events.Callback] = (),
+        memory_limit: int | None = None,
     ) -> None:
         self.source, self.params, self.callbacks = source, params, tuple(callbacks)
+        self.memory_limit = memory_limit
         self.dtype = working_dtype(source.dtype)
         self._init = init
         held = 0 if validation is not None else params.validation
@@ -119,8 +125,8 @@ class Trainer:
         if self.params.growth is not None:  # learned on the way
             return np.zeros(self.source.n_features)
         rows = np.sort(self.stream.rows(0, min(self.stream.n_train, MEAN_ROWS)))
-        (total,) = dask.compute(encoding.build_sum(self.source, rows, self.params.chunk_size, self.dtype))
-        return total / rows.size
+        total = self._compute(lambda: encoding.build_sum(self.source, rows, self.params.chunk_size, self.dtype))
+        return np.asarray(total / rows.size)
 
     def _first_atoms(self, mean: np.ndarray | None) -> np.ndarray:
         n_atoms = self._first_n_atoms
@@ -132,7 +138,7 @@ class Trainer:
             return fallback
         reach = max(n_atoms, self.stream.rows_per_batch)
         rows = np.sort(self.stream.rows(0, reach)[plan.initial_rows(reach, n_atoms)])
-        (atoms,) = dask.compute(encoding.build_rows(self.source, rows, mean, self.dtype))
+        atoms = self._compute(lambda: encoding.build_rows(self.source, rows, mean, self.dtype))
         norms = np.linalg.norm(atoms, axis=1, keepdims=True)
         return np.where(norms > 0, atoms / np.where(norms > 0, norms, 1), fallback).astype(self.dtype)
 
@@ -162,9 +168,13 @@ class Trainer:
         state = self._grown(state, rows, now)
         spec = self.batch_spec(state, now is not None and now.staged)
         ahead = extrapolated(state.dictionary, state.previous, self.params.momentum)
-        graph = batch.build_batch(self.source, rows, ahead, state.mean, spec, state.iteration)
-        self._emit(events.BatchStarted(state.iteration, batch.count_tasks(graph)))
-        return self._after(state, batch.run_batch(graph), now)
+
+        def run() -> batch.BatchResult:
+            graph = batch.build_batch(self.source, rows, ahead, state.mean, spec, state.iteration)
+            self._emit(events.BatchStarted(state.iteration, batch.count_tasks(graph)))
+            return batch.run_batch(graph, self._round_counter(spec, state.iteration))
+
+        return self._after(state, self._attempt(run, state.iteration), now)
 
     def _after(self, state: FitState, result: batch.BatchResult, now: plan.GrowthStep | None) -> FitState:
         """State after a batch: what it gave, what it taught about mean and threshold, and its record."""
@@ -206,6 +216,26 @@ class Trainer:
         spec = encode_spec(self.params, state.threshold, state.dictionary.shape[0])
         return encoding.EncodePlan(spec, state.mean, self.dtype, self._place.placement)
 
+    def _round_counter(self, spec: batch.BatchSpec, iteration: int) -> Callable[[], None] | None:
+        """What to call after each round of a batch; None when nobody listens."""
+        rounds, n_rounds = count(), sum(group.n_rounds for group in spec.groups)
+
+        def on_round() -> None:
+            self._emit(events.RoundFinished(iteration, next(rounds), n_rounds))
+
+        return on_round if self.callbacks else None
+
+    def _attempt(self, run: Callable[[], T], iteration: int) -> T:
+        """Run something that may fail for a reason that passes, such as a lost worker."""
+
+        def on_retry(number: int, attempts: int, reason: str) -> None:
+            self._emit(events.Retrying(iteration, number, attempts, reason))
+
+        return running.attempt(run, on_retry)
+
+    def _compute(self, build: Callable[[], Delayed], iteration: int = 0) -> Any:
+        return self._attempt(lambda: running.compute(build()), iteration)
+
     def _validate(self, state: FitState) -> dict[str, float]:
         """Metrics on the held-out rows: one pursuit over the whole dictionary, or staged if that was asked for."""
         if self.validation is None or self._validation_rows.size == 0:
@@ -214,30 +244,46 @@ class Trainer:
         size = _part_size(self._validation_rows.size)
         if how.place.device == "gpu":
             size = min(size, self._place.chunk_size)
-        graph = encoding.build_evaluation(
-            self.validation, self._validation_rows, D, how, size, state.iteration - 1
+        source, rows = self.validation, self._validation_rows
+        moments, _ = self._compute(
+            lambda: encoding.build_evaluation(source, rows, D, how, size, state.iteration - 1)
         )
-        ((moments, _),) = dask.compute(graph)
         return {
             "validation_relative_error": mean_relative_error(moments),
             "validation_variance_explained": variance_explained(moments).value,
         }
 
+    def memory_plan(self) -> memory.MemoryPlan:
+        """Peak memory per worker process on the current scheduler; refused when above the limit.
+
+        An array in memory is not counted: it is there already.
+        """
+        p = self.params
+        # the blocks of a Dask array are there as a whole before rows are taken from them
+        read = self.source.dtype.itemsize * (2 if isinstance(self.source, LazySource) else 1)
+        sizes = memory.FitSizes(
+            n_features=self.source.n_features,
+            n_atoms=p.n_atoms,
+            k=p.k,
+            batch_size=self.stream.rows_per_batch,
+            chunk_size=p.chunk_size,
+            n_rounds=p.n_rounds,
+            lanczos_steps=p.lanczos_steps,
+            groups=p.groups or (),
+            validation=self._validation_rows.size,
+            itemsize=self.dtype.itemsize,
+            read_itemsize=read,
+        )
+        where = memory.uneven_workers(list(worker_threads().values()))
+        if self.memory_limit is None:
+            return memory.plan_fit(sizes, *where)
+        return memory.check_limit(sizes, self.memory_limit, *where)
+
     def run(self, state: FitState, on_state: Callable[[FitState], None] | None = None) -> FitState:
         """Run all iterations that are left; `on_state` sees the state after each."""
         p, began, first = self.params, time.monotonic(), state.iteration
-        self._emit(
-            events.FitStarted(
-                self.source.n_samples,
-                self.source.n_features,
-                p.n_atoms,
-                p.k,
-                p.n_iter,
-                first,
-                self.stream.rows_per_batch,
-                0,
-            )
-        )
+        shape, rows, planned = self.source.shape, self.stream.rows_per_batch, self.memory_plan().total
+        self._emit(events.FitStarted(*shape, p.n_atoms, p.k, p.n_iter, first, rows, planned))
         while state.iteration < p.n_iter:
             before = time.monotonic()
             state = self.step(state)
@@ -282,27 +328,15 @@ class Trainer:
 
     def resume(self, run: str) -> FitState:
         """State of the newest checkpoint of a run; refused when it is of another fit."""
-        stored = open_dictionary(run)
-        self._check_same_fit(run, stored)
+        stored = keeping.newest_readable(run)
+        keeping.require_same_fit(run, stored, self.params.to_json(), self.source.identity)
         threshold = float(stored.extra.get("threshold", 0.0))
         known = (stored.iteration, stored.history, stored.counts, stored.previous, threshold)
         return FitState(stored.atoms, stored.mean, *known)
 
-    def _check_same_fit(self, run: str, stored: Dictionary) -> None:
-        for name, value in self.params.to_json().items():
-            if name not in _MAY_CHANGE and stored.params.get(name) != value:
-                raise MismatchError(
-                    f"the checkpoint in {run} was made with {name}={stored.params.get(name)!r}, this fit has "
-                    f"{name}={value!r}; use the same value, or another folder for a new fit"
-                )
-        if stored.source != self.source.identity:
-            raise MismatchError(
-                f"the checkpoint in {run} was fitted on {stored.source}, this fit reads {self.source.identity}; "
-                "give the same store, or another folder for a new fit"
-            )
-
     def fit(self, checkpoint: str | None = None, every: int = 1, resume: bool = False) -> FitState:
         """Run the whole fit, with checkpoints if a folder is given."""
+        self.memory_plan()  # refuses before anything is read
         if checkpoint is None:
             if resume:
                 raise InputError("resume=True needs the folder of a fit; give checkpoint=PATH")
@@ -313,18 +347,14 @@ class Trainer:
                 f"{checkpoint} holds a fit already ({found}); go on with resume=True (--resume), or choose "
                 "another folder"
             )
-        state = self.resume(checkpoint) if found is not None else self.start()
 
         def save(current: FitState) -> None:
             if current.iteration % every == 0 or current.iteration == self.params.n_iter:
                 path = write_checkpoint(checkpoint, self.to_dictionary(current))
                 self._emit(events.CheckpointWritten(path, current.iteration))
 
-        return self.run(state, save)
-
-
-# A fit may be made longer, and may go on on another device; everything else decides which dictionary it gives.
-_MAY_CHANGE = frozenset({"n_iter", "device"})
+        with keeping.telling_what_is_safe(checkpoint, self._emit):
+            return self.run(self.resume(checkpoint) if found is not None else self.start(), save)
 
 
 def _part_size(n_rows: int) -> int:
