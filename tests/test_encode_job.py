@@ -542,7 +542,9 @@ def test_a_cluster_gives_the_same_bytes(tmp_path, store, run, whole):
     heard = []
     out = tmp_path / "codes.zarr"
     with (
-        LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None) as cluster,
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0"
+        ) as cluster,
         Client(cluster),
     ):
         result = encode_store(store, run, out, callbacks=[heard.append])

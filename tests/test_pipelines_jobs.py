@@ -66,7 +66,7 @@ def test_both_scripts_run_on_a_cluster_by_address(tmp_path, store):
         processes=False,
         protocol="tcp",
         host="127.0.0.1",
-        dashboard_address=None,
+        dashboard_address="127.0.0.1:0",
     ) as cluster:
         at = ("--scheduler", cluster.scheduler_address)
         assert fit(store, tmp_path / "run", "--n-iter", 2, *at) == 0
