@@ -1,0 +1,81 @@
+"""What an import loads, and that compiled kernels are found again by the next process."""
+
+import json
+import os
+import subprocess
+import sys
+
+from dbksvd_dask.kernels.blas import single_blas_thread
+
+
+def run(code, **environment):
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def loaded_by(statement):
+    return set(json.loads(run(f"import json, sys; {statement}; print(json.dumps(sorted(sys.modules)))")))
+
+
+def test_import_of_the_package_loads_nothing_heavy():
+    assert loaded_by("import dbksvd_dask").isdisjoint({"numba", "dask", "xarray", "zarr", "sklearn", "numpy"})
+
+
+def test_kernels_know_arrays_only():
+    statement = "import dbksvd_dask.kernels.encode, dbksvd_dask.kernels.update, dbksvd_dask.lanczos"
+    assert loaded_by(statement).isdisjoint({"dask", "distributed", "zarr", "xarray", "fsspec"})
+
+
+def test_the_library_needs_no_torch_and_no_cluster():
+    modules = loaded_by("import dbksvd_dask.model, dbksvd_dask.train")
+    assert modules.isdisjoint({"torch", "distributed", "cupy", "matplotlib", "click"})
+
+
+def test_every_public_name_exists_and_unknown_ones_are_refused():
+    import dbksvd_dask
+
+    for name in dbksvd_dask.__all__:
+        assert getattr(dbksvd_dask, name) is not None
+    assert not hasattr(dbksvd_dask, "KSVD")
+
+
+FIT = """
+import numpy as np
+from dbksvd_dask import DBKSVD
+from dbksvd_dask.kernels import pursuit, update
+DBKSVD(8, 2, n_iter=1, validation=0).fit(np.random.default_rng(0).standard_normal((50, 6)).astype('f4'))
+kernels = (pursuit.pursue_tile, update._refresh, update._next_products)
+hits, misses = ([getattr(k.stats, what) for k in kernels] for what in ("cache_hits", "cache_misses"))
+print(sum(sum(h.values()) for h in hits), sum(sum(m.values()) for m in misses))
+"""
+
+
+def test_a_second_process_compiles_nothing(tmp_path):
+    first = run(FIT, NUMBA_CACHE_DIR=str(tmp_path)).split()
+    second = run(FIT, NUMBA_CACHE_DIR=str(tmp_path)).split()
+    assert first == ["0", "3"]
+    assert second == ["3", "0"]
+
+
+def test_blas_is_limited_until_the_last_task_leaves():
+    from threadpoolctl import threadpool_info, threadpool_limits
+
+    def threads():
+        return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+
+    with threadpool_limits(2, user_api="blas"):
+        before = threads()
+        outer, inner = single_blas_thread(), single_blas_thread()
+        outer.__enter__()
+        inner.__enter__()
+        outer.__exit__(None, None, None)
+        assert threads() == {1}, "the first to leave must not hand threads to one still computing"
+        inner.__exit__(None, None, None)
+        assert threads() == before
