@@ -3,8 +3,8 @@
 ``python -m benchmarks.momentum [--size tiny|small] [--store TOKENS.zarr] [--json]``
 
 Without a store: d=128, 512 random unit atoms, k=8, 10 % noise, 4 batches of 20,000 in turn, 16 iterations; the
-share of atoms found (cosine above 0.95). With a store: 2048 atoms, k=16, batches of 32,768 rows, 10 iterations; held-out
-variance explained. Each value of the momentum sees the same batches in the same order.
+share of atoms found (cosine above 0.95). With a store: 2048 atoms, k=16, batches of 32,768 rows, 10 iterations;
+held-out variance explained. Each value of the momentum sees the same batches in the same order.
 """
 
 from __future__ import annotations
