@@ -8,7 +8,7 @@ from tests import naive
 
 
 def staged(y, D, stages, k, **how):
-    """Groups in order, each pursuing what the ones before left: support, coefficients, smallest gap of any step."""
+    """Groups in order, each pursuing what the ones before left: support, coefficients, smallest gap."""
     r = np.asarray(y, np.float64)
     support, x, smallest = [], [], np.inf
     for start, stop, limit in stages:
