@@ -27,6 +27,11 @@ def make_tokenizer(texts: Sequence[str], folder: str | Path, vocabulary: int = 2
     trainer = trainers.WordLevelTrainer(vocab_size=vocabulary, special_tokens=list(SPECIAL.values()))
     tokenizer.train_from_iterator(texts, trainer)
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL).save_pretrained(str(folder))
+    return load_tokenizer(folder)
+
+
+def load_tokenizer(folder: str | Path) -> Any:
+    """Read a tokenizer that `make_tokenizer` kept."""
     return AutoTokenizer.from_pretrained(str(folder), add_bos_token=True)
 
 

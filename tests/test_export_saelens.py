@@ -205,7 +205,7 @@ def test_existing_folder_is_refused_and_left_alone(signed, tmp_path):
         ({"atoms": np.full((4, 3), np.nan, np.float32)}, "atom 0 holds values that are not finite"),
         ({"atoms": np.ones((0, 3), np.float32)}, r"has shape \(0, 3\)"),
         ({"mean": np.zeros(9)}, r"the mean has shape \(9,\); it must be \(10,\)"),
-        ({"params": {}}, r"does not say how many atoms a code may use; pass k \(--k\)"),
+        ({"params": {}}, r"does not say how many nonzeros a sample has; give k \(--k\)"),
         ({"params": {"k": 99}}, "k=99 exceeds n_atoms=24"),
     ],
 )

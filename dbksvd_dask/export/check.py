@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from dbksvd_dask.errors import InputError, StoreError
 from dbksvd_dask.kernels.encode import EncodeSpec
-from dbksvd_dask.params import FitParams, check_k
+from dbksvd_dask.specs import stored_spec
 from dbksvd_dask.store.atomic import aside, publish
 from dbksvd_dask.store.dictionary import Dictionary, PathLike
 
@@ -64,22 +64,17 @@ def encode_spec(dictionary: Dictionary, k: int | None = None) -> EncodeSpec:
     dictionary : Dictionary
     k : most nonzeros per sample, when not that of the fit
     """
-    params: dict[str, Any] = dictionary.params
-    k = params.get("k") if k is None else k
-    if k is None:
-        raise InputError("this dictionary does not say how many atoms a code may use; pass k (--k)")
-    checked = FitParams.checked(
-        n_atoms=dictionary.n_atoms,
-        k=check_k(k, dictionary.n_atoms),
-        encoder=params.get("encoder", "mp"),
-        nonneg=params.get("nonneg", False),
-        refit=params.get("refit", False),
-        rtol=params.get("rtol", 0.0),
-        min_coefficient=params.get("min_coefficient", 0.0),
-    )
-    return EncodeSpec(
-        checked.k, checked.encoder, checked.nonneg, checked.refit, checked.min_coefficient, checked.rtol
-    )
+    return stored_spec(dictionary.params, dictionary.n_atoms, dictionary.extra, {"k": k})
+
+
+def encoding_params(dictionary: Dictionary, k: int | None = None) -> dict[str, Any]:
+    """Give parameters and, under `threshold`, what the fit learned, such that `encode_spec` follows from them."""
+    params = dict(dictionary.params)
+    if k is not None:
+        params |= {"k": k, "sparsity": "max", "max_nonzeros": None}
+    elif "threshold" in dictionary.extra:
+        params["threshold"] = dictionary.extra["threshold"]
+    return params
 
 
 def mean_of(dictionary: Dictionary) -> npt.NDArray[Any]:

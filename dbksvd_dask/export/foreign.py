@@ -90,12 +90,14 @@ def load_foreign(
             f"{where}: the bias has shape {found.mean.shape}, but the atoms have {atoms.shape[1]} features; "
             "these do not belong together, or the matrix lies the other way round (--orientation)"
         )
-    params = {**found.params, "n_atoms": atoms.shape[0]}
+    extra: dict[str, Any] = {"import": {**found.about, **changes}}
+    params = {"n_atoms": atoms.shape[0], **found.params}
+    if "threshold" in params:
+        extra["threshold"] = params.pop("threshold")
     if k is not None:
         params["k"] = check_k(k, atoms.shape[0])
     mean = None if found.mean is None else found.mean.astype(np.float64)
     params["center"] = mean is not None
-    extra = {"import": {**found.about, **changes}}
     return Dictionary(atoms, mean, params, os.path.basename(where), found.iteration, extra=extra)
 
 
@@ -208,7 +210,7 @@ def _from_saelens(where: str) -> _Found:
     if ours.get("stacked"):
         atoms = _unstacked(atoms, where)
     mean = tensors.get("b_dec") if ours.get("has_mean", True) else None
-    params = {**ours.get("params", {}), **ours.get("spec", {})} or _params_of(config)
+    params = dict(ours.get("params") or _params_of(config))
     return _Found(atoms, mean, "atoms_first", params, about, int(ours.get("iteration", 0)))
 
 

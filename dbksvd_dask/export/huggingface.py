@@ -18,7 +18,7 @@ from dbksvd_dask.errors import InputError
 from dbksvd_dask.evaluate.codes import code_summary
 from dbksvd_dask.evaluate.coherence import coherence
 from dbksvd_dask.export import saelens
-from dbksvd_dask.export.check import check_exportable, encode_spec, new_folder
+from dbksvd_dask.export.check import check_exportable, encode_spec, encoding_params, new_folder
 from dbksvd_dask.export.foreign import HF_CONFIG, HF_WEIGHTS
 from dbksvd_dask.kernels.encode import EncodeSpec
 from dbksvd_dask.store.atomic import write_bytes, write_json
@@ -100,7 +100,8 @@ def export_huggingface(
         if dictionary.mean is not None:
             tensors["mean"] = np.ascontiguousarray(dictionary.mean)
         save_file(tensors, folder / HF_WEIGHTS, {"format": FORMAT})
-        write_json(folder / HF_CONFIG, _config(dictionary, spec, repo_id, model_name, hook_name, figures))
+        names = {"repo_id": repo_id, "model_name": model_name, "hook_name": hook_name}
+        write_json(folder / HF_CONFIG, _config(dictionary, encoding_params(dictionary, k), names, figures))
         result = saelens.ExportResult(os.fspath(path), "", dictionary.n_atoms, False)
         if model_name and hook_name:
             result = saelens.export_saelens(
@@ -133,21 +134,14 @@ def _check_names(repo_id: str, model_name: str | None, hook_name: str | None) ->
 
 
 def _config(
-    dictionary: Dictionary,
-    spec: EncodeSpec,
-    repo_id: str,
-    model_name: str | None,
-    hook_name: str | None,
-    figures: Mapping[str, float],
+    dictionary: Dictionary, params: Mapping[str, Any], names: Mapping[str, Any], figures: Mapping[str, float]
 ) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "format_version": VERSION,
         "package_version": dbksvd_dask.__version__,
-        "repo_id": repo_id,
-        "model_name": model_name,
-        "hook_name": hook_name,
-        "params": {**dictionary.params, **spec._asdict()},
+        **names,
+        "params": dict(params),
         "iteration": dictionary.iteration,
         "metrics": {name: value for name, value in figures.items() if math.isfinite(value)},
         "fingerprint": dictionary_fingerprint(dictionary),

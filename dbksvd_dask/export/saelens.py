@@ -23,7 +23,7 @@ from safetensors.numpy import save_file
 import dbksvd_dask
 from dbksvd_dask.errors import InputError, MismatchError
 from dbksvd_dask.evaluate.codes import CodeMoments, code_moments
-from dbksvd_dask.export.check import check_exportable, encode_spec, mean_of, new_folder
+from dbksvd_dask.export.check import check_exportable, encode_spec, encoding_params, mean_of, new_folder
 from dbksvd_dask.kernels.encode import EncodeSpec
 from dbksvd_dask.metrics import merge_moments
 from dbksvd_dask.params import check_choice
@@ -121,7 +121,8 @@ def export_saelens(
         if not value or not isinstance(value, str):
             raise InputError(f"{name}={value!r} is not a name; SAELens needs one, such as 'gpt2-small'")
     density = None if codes is None else log10_density(codes, dictionary, stacked=stacked)
-    config = saelens_config(dictionary, spec, form, {"model_name": model_name, "hook_name": hook_name})
+    names = {"model_name": model_name, "hook_name": hook_name}
+    config = saelens_config(dictionary, spec, form, names, encoding_params(dictionary, k))
     config["metadata"].update(metadata or {})
     with new_folder(path, overwrite=overwrite) as folder:
         write_weights(folder, dictionary, config, density, stacked=stacked)
@@ -149,7 +150,7 @@ def write_weights(
 
 
 def saelens_config(
-    dictionary: Dictionary, spec: EncodeSpec, form: str, names: Mapping[str, Any]
+    dictionary: Dictionary, spec: EncodeSpec, form: str, names: Mapping[str, Any], params: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Fill the content of `cfg.json`.
 
@@ -159,6 +160,7 @@ def saelens_config(
     spec : the encoder of its codes
     form : see `export_saelens`
     names : model_name and hook_name
+    params : what `check.encoding_params` gave
     """
     stacked = form == "builtin" and not spec.nonneg
     common = {
@@ -170,7 +172,7 @@ def saelens_config(
         "normalize_activations": "none",
         # activations per head are rows of n_heads * d_head features here
         "reshape_activations": "hook_z" if str(names["hook_name"]).endswith("hook_z") else "none",
-        "metadata": _metadata(dictionary, spec, form, names, stacked=stacked),
+        "metadata": {**_metadata(names), "dbksvd": _provenance(dictionary, form, params, stacked=stacked)},
     }
     if form == "plugin":
         return {**common, "architecture": PLUGIN_ARCHITECTURE, **spec._asdict()}
@@ -178,15 +180,13 @@ def saelens_config(
         **common,
         "architecture": "matching_pursuit",
         "residual_threshold": 0.0,  # an absolute norm there; 0 turns it off
-        "max_iterations": spec.k,
+        "max_iterations": min(spec.k, int(params["k"])),  # where k is a mean, more slots than that
         "stop_on_duplicate_support": False,  # choosing an atom again improves a code; True would end it there
     }
 
 
-def _metadata(
-    dictionary: Dictionary, spec: EncodeSpec, form: str, names: Mapping[str, Any], *, stacked: bool
-) -> dict[str, Any]:
-    """Fill the part of `cfg.json` that SAELens hands through, ours under the name `dbksvd`."""
+def _metadata(names: Mapping[str, Any]) -> dict[str, Any]:
+    """Fill the part of `cfg.json` that tells how the model is to be run."""
     return {
         "sae_lens_version": SAELENS_VERSION,
         "sae_lens_training_version": None,
@@ -196,17 +196,20 @@ def _metadata(
         "context_size": None,
         "dataset_path": None,
         "model_from_pretrained_kwargs": {},
-        "dbksvd": {
-            "package_version": dbksvd_dask.__version__,
-            "form": form,
-            "stacked": stacked,
-            "plugin": PLUGIN_MODULE if form == "plugin" else None,
-            "spec": spec._asdict(),
-            "params": dictionary.params,
-            "iteration": dictionary.iteration,
-            "has_mean": dictionary.mean is not None,
-            "fingerprint": dictionary_fingerprint(dictionary),
-        },
+    }
+
+
+def _provenance(dictionary: Dictionary, form: str, params: Mapping[str, Any], *, stacked: bool) -> dict[str, Any]:
+    """Fill what SAELens hands through and `load_foreign` reads."""
+    return {
+        "package_version": dbksvd_dask.__version__,
+        "form": form,
+        "stacked": stacked,
+        "plugin": PLUGIN_MODULE if form == "plugin" else None,
+        "params": dict(params),
+        "iteration": dictionary.iteration,
+        "has_mean": dictionary.mean is not None,
+        "fingerprint": dictionary_fingerprint(dictionary),
     }
 
 
@@ -218,6 +221,10 @@ def _notes(spec: EncodeSpec, form: str) -> tuple[str, ...]:
     notes = []
     if spec.encoder == "omp":
         notes.append("SAELens encodes with plain matching pursuit, this dictionary was fitted with 'omp'" + plain)
+    if spec.stages:
+        notes.append(
+            "SAELens offers all atoms at once, this dictionary was fitted to be encoded in stages" + plain
+        )
     if spec.refit:
         notes.append("SAELens does not refit coefficients on the support" + plain)
     if spec.rtol > 0:

@@ -12,7 +12,7 @@ stopping rule of `dbksvd_dask.encode`, and fires every hook. The class that SAEL
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ class DBKSVDSAEConfig(SAEConfig):
     refit : least squares on the support
     min_coefficient : stop when the next coefficient is below this
     rtol : stop when the residual norm falls to this part of the sample's
+    stages : groups offered in order, each [first atom, end, most nonzeros]; empty: all atoms at once
     """
 
     k: int = 32
@@ -44,6 +45,7 @@ class DBKSVDSAEConfig(SAEConfig):
     refit: bool = False
     min_coefficient: float = 0.0
     rtol: float = 0.0
+    stages: list[list[int]] = field(default_factory=list)
 
     @classmethod
     def architecture(cls) -> str:
@@ -59,7 +61,8 @@ class DBKSVDSAE(SAE[DBKSVDSAEConfig]):
     """
 
     def __init__(self, cfg: DBKSVDSAEConfig, use_error_term: bool = False) -> None:
-        spec = EncodeSpec(cfg.k, cfg.encoder, cfg.nonneg, cfg.refit, cfg.min_coefficient, cfg.rtol)
+        stages = tuple((first, end, most) for first, end, most in cfg.stages)
+        spec = EncodeSpec(cfg.k, cfg.encoder, cfg.nonneg, cfg.refit, cfg.min_coefficient, cfg.rtol, stages)
         super().__init__(cfg, use_error_term)
         self.pursuit = TorchPursuit(spec)
 

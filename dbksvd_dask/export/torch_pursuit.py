@@ -97,7 +97,7 @@ def _scatter(acts: np.ndarray, atom: np.ndarray, coefficient: np.ndarray) -> Non
 
 
 def pursue(x: torch.Tensor, W_dec: torch.Tensor, spec: EncodeSpec) -> torch.Tensor:
-    """Matching pursuit on the residual, with gradients: the rule of `kernels.pursuit.pursue_tile`.
+    """Matching pursuit on the residual, with gradients: the rule of `kernels.pursuit`, in stages if there are any.
 
     Parameters
     ----------
@@ -108,36 +108,62 @@ def pursue(x: torch.Tensor, W_dec: torch.Tensor, spec: EncodeSpec) -> torch.Tens
     -------
     tensor of shape (n, n_atoms)
     """
-    n, n_atoms = x.shape[0], W_dec.shape[0]
-    with torch.no_grad():
+    ends = _Ends(x.detach(), spec)
+    parts, residual = [], x
+    for start, stop, k in spec.stages or ((0, W_dec.shape[0], spec.k),):
+        group = W_dec[start:stop]
+        parts.append(_pursue_group(residual, group, k, spec.nonneg, ends))
+        if stop < W_dec.shape[0]:
+            residual = residual - parts[-1] @ group
+    return torch.cat(parts, dim=1)
+
+
+class _Ends:
+    """When the pursuits of samples are over, but for the number of atoms.
+
+    Attributes
+    ----------
+    floor : (n,) smallest coefficient that counts
+    remaining, target : (n,) squared norms of the residual, and where to stop
+    """
+
+    def __init__(self, x: torch.Tensor, spec: EncodeSpec) -> None:
         norm = x.double().norm(dim=1)
-        floor = torch.clamp(NOISE * torch.finfo(x.dtype).eps * norm, min=spec.min_coefficient)
-        remaining, target = norm**2, (spec.rtol * norm) ** 2
-        used = torch.zeros(n, n_atoms, dtype=torch.bool, device=x.device)
-        active = torch.arange(n, device=x.device)
+        self.floor = torch.clamp(NOISE * torch.finfo(x.dtype).eps * norm, min=spec.min_coefficient)
+        self.remaining, self.target = norm**2, (spec.rtol * norm) ** 2
+        self.relative = spec.rtol > 0
+
+    def not_yet(self, rows: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
+        """Tell which of some rows may take their next step."""
+        allowed = (step.abs().double() >= self.floor[rows]) & (step != 0)
+        return allowed & (self.remaining[rows] > self.target[rows]) if self.relative else allowed
+
+
+def _pursue_group(x: torch.Tensor, atoms: torch.Tensor, k: int, nonneg: bool, ends: _Ends) -> torch.Tensor:
+    """Pursue all samples with the atoms of one group: (n, atoms of the group)."""
+    n, n_atoms = x.shape[0], atoms.shape[0]
+    used = torch.zeros(n, n_atoms, dtype=torch.bool, device=x.device)
+    rows = torch.arange(n, device=x.device)  # the samples that are not done
     residual = x
     where, values = [], []
-    for _ in range(STEPS_PER_ATOM * spec.k):
+    for _ in range(STEPS_PER_ATOM * k):
         with torch.no_grad():
-            products = residual @ W_dec.T
-            chosen = (products if spec.nonneg else products.abs()).argmax(dim=1)
-        selected = W_dec[chosen]
+            products = residual @ atoms.T
+            chosen = (products if nonneg else products.abs()).argmax(dim=1)
+        selected = atoms[chosen]
         step = (residual * selected).sum(dim=1)
         with torch.no_grad():
-            known = used[active, chosen]
-            go_on = (step.abs().double() >= floor[active]) & (step != 0)
-            go_on &= known | (used[active].sum(dim=1) < spec.k)
-            if spec.nonneg:
-                go_on &= step > 0
-            if spec.rtol > 0:
-                go_on &= remaining[active] > target[active]
-            keep = go_on.nonzero().squeeze(1)
+            allowed = ends.not_yet(rows, step)
+            allowed &= used[rows, chosen] | (used[rows].sum(dim=1) < k)
+            if nonneg:
+                allowed &= step > 0
+            keep = allowed.nonzero().squeeze(1)
             if keep.numel() == 0:
                 break
-            active, chosen = active[keep], chosen[keep]
-            used[active, chosen] = True
-            remaining[active] -= step[keep].double() ** 2
-        where.append(active * n_atoms + chosen)
+            rows, chosen = rows[keep], chosen[keep]
+            used[rows, chosen] = True
+            ends.remaining[rows] -= step[keep].double() ** 2
+        where.append(rows * n_atoms + chosen)
         values.append(step[keep])
         residual = residual[keep] - step[keep].unsqueeze(1) * selected[keep]
     acts = x.new_zeros(n * n_atoms)
