@@ -181,11 +181,15 @@ def add_output(parser: argparse.ArgumentParser) -> None:
 
 def emit(result: dict[str, Any], args: argparse.Namespace, table: Callable[[dict[str, Any]], str]) -> None:
     """Print a result as JSON or as text, and keep it in a file if asked."""
-    text = json.dumps(result, indent=1, default=float)
     if args.out:
-        Path(args.out).parent.mkdir(parents=True, exist_ok=True)
-        Path(args.out).write_text(text + "\n")
-    print(text if args.json else table(result))
+        write(result, args.out)
+    print(json.dumps(result, indent=1, default=float) if args.json else table(result))
+
+
+def write(result: dict[str, Any], path: str) -> None:
+    """Write a result as JSON."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(json.dumps(result, indent=1, default=float) + "\n")
 
 
 def markdown(header: list[str], rows: list[list[Any]]) -> str:

@@ -1,6 +1,6 @@
 """The regression guard, `make bench`: small sizes of the benchmarks, their ratios against the stored ones.
 
-    python -m benchmarks.guard              # compares with benchmarks/baseline.json, ends with 1 if something got worse
+    python -m benchmarks.guard              # against benchmarks/baseline.json; ends with 1 if something got worse
     python -m benchmarks.guard --update     # stores what it measures
 
 Only ratios inside one run are compared, never seconds, so that another machine or a busy one says the same within
@@ -33,10 +33,10 @@ QUALITY_TOLERANCE = 0.005
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"iteration": [(256, 16, 32, 2)], "encode": [(16, 32, 2, 128)], "fit": (400, 48, 5, 2), "repeats": 1},
     "small": {
-        "iteration": [(8192, 384, 2048, 16), (4096, 1536, 2048, 20)],
-        "encode": [(384, 2048, 16, 8192), (2304, 4096, 20, 2048)],
-        "fit": (16_384, 512, 8, 10),
-        "repeats": 5,
+        "iteration": [(8192, 384, 2048, 16), (4096, 1536, 1024, 20)],
+        "encode": [(384, 2048, 16, 4096), (2304, 2048, 20, 2048)],
+        "fit": (8192, 256, 8, 8),
+        "repeats": 3,
     },
 }
 

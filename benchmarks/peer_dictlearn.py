@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.peer_base import Recorder, data_atoms, mean_norm, minibatches
 
 
-def train(recorder: Recorder, batch_size: int = 2048, forgetting_factor: float = 0.9) -> None:
+def train(recorder: Recorder, batch_size: int = 2048, forgetting_factor: float = 1.0) -> None:
     """Feed minibatches to `partial_fit` of the "mairal" engine; it computes in float64."""
     from dictlearn import MiniBatchDictionaryLearning
 
@@ -26,5 +26,5 @@ def train(recorder: Recorder, batch_size: int = 2048, forgetting_factor: float =
 
 
 def online(recorder: Recorder) -> None:
-    """The default engine with larger batches than its default of 32 and some forgetting, both better here."""
+    """The default engine with larger batches than its default of 32: the best of 256, 1024 and 2048."""
     train(recorder)

@@ -22,6 +22,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from benchmarks import peer_dbksvd, peer_dictlearn, peer_ksvd, peer_sae, peer_sklearn, peer_spams
 from benchmarks.common import (
@@ -34,6 +35,7 @@ from benchmarks.common import (
     machine,
     make_problem,
     markdown,
+    write,
 )
 from benchmarks.peer_base import Peer, run
 
@@ -61,8 +63,8 @@ FULL_KSVD_ROWS = 4096
 # size: training rows, test rows, atoms, k, CPU seconds per peer
 SIZES: dict[str, tuple[int, int, int, int, float]] = {
     "tiny": (600, 200, 48, 6, 0.05),
-    "small": (16_384, 8_192, 2048, 16, 20.0),
-    "paper": (327_680, 8_192, 2048, 16, 60.0),
+    "small": (16_384, 2_048, 2048, 16, 20.0),
+    "paper": (327_680, 4_096, 2048, 16, 60.0),
 }
 
 
@@ -161,13 +163,9 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def draw(result: dict[str, Any], path: str) -> None:
+def curves(result: dict[str, Any]) -> Figure:
     """Curves of all peers as a picture."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(11, 4.6), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots(1, 2, sharey=True)
     for ax, measure, title in zip(axes, ("ve_mp", "ve_omp"), ("matching pursuit", "orthogonal MP"), strict=True):
         for i, peer in enumerate(peer for peer in result["peers"] if peer.get("points")):
@@ -185,9 +183,10 @@ def draw(result: dict[str, Any], path: str) -> None:
         ax.set(xscale="log", xlabel="CPU seconds of training", title=f"every dictionary scored by {title}")
         ax.grid(alpha=0.3)
     axes[0].set_ylabel("held-out variance explained")
-    axes[0].set_ylim(bottom=max(0, max(r["ve_omp"] for r in result["comparison"]) - 0.2))
+    best = max((r["ve_omp"] for r in result["comparison"]), default=1.0)
+    axes[0].set_ylim(best - 0.2, best + 0.01)  # what lies lower is the first seconds of a run
     axes[1].legend(fontsize=8)
-    figure.savefig(path, dpi=110)
+    return figure
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -222,24 +221,18 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         return result
     rest = ["--size", args.size, "--budget", str(budget), "--seed", str(args.seed)]
     rest += ["--data", args.data] if args.data else []
-    peers = []
+    setting = {"benchmark": "peers", "size": args.size, "rows": n_train, "atoms": n_atoms, "k": k}
+    setting |= {"budget_cpu_s": budget, "seed": args.seed, "machine": machine()}
+    peers: list[dict[str, Any]] = []
     for name in args.peers:
         peers.append(run_peer(name, problem, budget) if args.in_process else run_apart(name, rest))
         print(f"{name}: {peers[-1].get('skipped') or 'done'}", file=sys.stderr)
-    result = {
-        "benchmark": "peers",
-        "size": args.size,
-        "rows": n_train,
-        "atoms": n_atoms,
-        "k": k,
-        "budget_cpu_s": budget,
-        "machine": machine(),
-        "comparison": compare(peers),
-        "peers": peers,
-    }
+        result = setting | {"comparison": compare(peers), "peers": peers}
+        if args.out:  # a long run that is cut short keeps what it has
+            write(result, args.out)
     emit(result, args, table)
     if args.picture:
-        draw(result, args.picture)
+        curves(result).savefig(args.picture, dpi=110)
     return result
 
 

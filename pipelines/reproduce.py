@@ -1,0 +1,190 @@
+"""One page of all results: time to quality, encoders, the paper's timing tables, convergence, coherence, probing.
+
+    python -m pipelines.reproduce page.html --size small --tokens wordnet_tokens_l4.zarr \
+        --sentences wordnet_sentences.zarr --patches photo_patches.zarr
+    python -m pipelines.reproduce page.html --from results      # only lay out what was measured before
+
+Each part is one of the programs in benchmarks/, run one after the other; its JSON goes to the folder `--from`
+(default: `results` beside the page) and is not measured again while it is there. docs/data.md says how to make the
+stores; without them the rows are made up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+from collections.abc import Callable
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from benchmarks import encoders, paper_timing, peers, quality
+
+STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#222}
+table{border-collapse:collapse;margin:1rem 0;font-size:.85rem}td,th{border-bottom:1px solid #ccc;
+padding:.25rem .6rem;text-align:right}td:first-child,th:first-child{text-align:left}svg{max-width:100%;height:auto}
+code{background:#f3f3f3;padding:.1rem .3rem}.note{color:#555}"""
+
+
+def html_table(markdown: str) -> str:
+    """Markdown tables as HTML; other lines as paragraphs."""
+    out: list[str] = []
+    rows: list[list[str]] = []
+
+    def flush() -> None:
+        if rows:
+            head = "".join(f"<th>{escape(cell)}</th>" for cell in rows[0])
+            body = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>" for row in rows[2:])
+            out.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
+            rows.clear()
+
+    for line in markdown.splitlines():
+        if line.startswith("|"):
+            rows.append([cell.strip() for cell in line.strip("|").split("|")])
+            continue
+        flush()
+        if line.strip():
+            out.append(f"<p>{escape(line)}</p>")
+    flush()
+    return "\n".join(out)
+
+
+def svg(figure: Figure) -> str:
+    """A figure as inline SVG."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg")
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]
+
+
+def peer_curves(result: dict[str, Any]) -> str:
+    """Held-out variance explained against CPU seconds."""
+    return svg(peers.curves(result))
+
+
+def convergence_curves(result: dict[str, Any]) -> str:
+    """Held-out variance explained after each iteration."""
+    figure = Figure(figsize=(8, 3.6), layout="constrained")
+    ax = figure.subplots()
+    for i, run in enumerate(result["convergence"]):
+        name = f"k={run['k']}" + (", Matryoshka" if run["matryoshka"] else "")
+        style = "--" if run["matryoshka"] else "-"
+        values = run["variance_explained"]
+        ax.plot(range(1, len(values) + 1), values, style, color=f"C{i // 2}", label=name)
+    ax.set(xlabel="iteration", ylabel="held-out variance explained")
+    ax.grid(alpha=0.3)
+    ax.legend(fontsize=8)
+    return svg(figure)
+
+
+def coherence_histograms(result: dict[str, Any]) -> str:
+    """Coherence of the atoms, plain and Matryoshka, one panel per k."""
+    runs, bins = result["convergence"], result["bins"]
+    ks = sorted({run["k"] for run in runs})
+    figure = Figure(figsize=(3.6 * len(ks) + 1, 3), layout="constrained")
+    for ax, k in zip(figure.subplots(1, len(ks), squeeze=False)[0], ks, strict=True):
+        for run in runs:
+            if run["k"] == k:
+                ax.stairs(run["histogram"], bins, label="Matryoshka" if run["matryoshka"] else "plain")
+        ax.set(title=f"k = {k}", xlabel="largest |inner product| with another atom", ylabel="atoms")
+        ax.legend(fontsize=8)
+    return svg(figure)
+
+
+def trends(result: dict[str, Any]) -> list[str]:
+    """The paper's trends, and whether they hold in this result; where they do not, that is said."""
+    said = []
+    runs = {(run["k"], run["matryoshka"]): run for run in result["convergence"]}
+    for k in sorted({k for k, _ in runs}):
+        plain, nested = runs[k, False], runs[k, True]
+        lower = nested["mean_coherence"] < plain["mean_coherence"]
+        said.append(
+            f"k={k}: Matryoshka {'lowers' if lower else 'does NOT lower'} the mean coherence "
+            f"({plain['mean_coherence']:.3f} to {nested['mean_coherence']:.3f}); the paper finds it lower."
+        )
+    pairs: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
+    for row in result["table"]:
+        pairs.setdefault((row["data"], row["k"]), {})[row["method"]] = row
+    for (data, k), methods in pairs.items():
+        if len(methods) == 2:
+            ours, sae = methods["DB-KSVD"], methods["TopK SAE"]
+            better = ours["ve_mp"] >= sae["ve_mp"]
+            said.append(
+                f"{data}, k={k}: DB-KSVD explains {'at least as much' if better else 'LESS'} variance than the "
+                f"TopK SAE ({ours['ve_mp']:.4f} against {sae['ve_mp']:.4f}); the paper finds them on a par."
+            )
+    return said
+
+
+def gather(folder: Path, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Results of every part: from the folder if it is there, else measured now."""
+
+    def with_data(*pairs: tuple[str, str | None]) -> list[str]:
+        return [word for flag, value in pairs if value for word in (flag, value)]
+
+    commands: dict[str, tuple[Callable[[list[str]], Any], list[str]]] = {
+        "peers": (peers.main, with_data(("--data", args.tokens))),
+        "encoders": (encoders.main, with_data(("--data", args.tokens))),
+        "paper_timing": (paper_timing.main, []),
+        "quality": (
+            quality.main,
+            with_data(("--tokens", args.tokens), ("--sentences", args.sentences), ("--patches", args.patches)),
+        ),
+    }
+    results = {}
+    for name, (program, words) in commands.items():
+        path = folder / f"{name}.json"
+        if not path.exists():
+            program(["--size", args.size, "--out", str(path), *words])
+        results[name] = json.loads(path.read_text())
+    return results
+
+
+def page(results: dict[str, dict[str, Any]]) -> str:
+    """Everything as one HTML page without outside resources."""
+    q = results["quality"]
+    setting = results["peers"]
+    said = "".join(f"<li>{escape(line)}</li>" for line in trends(q))
+    parts = [
+        ("Time to quality", html_table(peers.table(setting)) + peer_curves(setting)),
+        ("Encoders", html_table(encoders.table(results["encoders"]))),
+        ("One iteration at the paper's sizes", html_table(paper_timing.table(results["paper_timing"]))),
+        ("Convergence", convergence_curves(q)),
+        ("Coherence", coherence_histograms(q)),
+        ("Variance explained, probing, autointerpretation", html_table(quality.table(q))),
+        ("Against the trends of the paper", f"<ul>{said}</ul>"),
+    ]
+    sections = "".join(f"<h2>{escape(title)}</h2>{body}" for title, body in parts)
+    sizes = ", ".join(f"{name}: {result['size']}" for name, result in results.items())
+    machine = escape(json.dumps(setting["machine"]))
+    return (
+        f"<!doctype html><html lang='en'><meta charset='utf-8'><title>DB-KSVD: results</title>"
+        f"<style>{STYLE}</style><h1>DB-KSVD: results</h1><p class='note'>Sizes: {escape(sizes)}. "
+        f"Machine: <code>{machine}</code></p>{sections}</html>"
+    )
+
+
+def main(argv: list[str] | None = None) -> Path:
+    """Run from the command line: the path of the page."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pipelines.reproduce",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("page", type=Path)
+    parser.add_argument("--size", choices=("tiny", "small", "paper"), default="small")
+    parser.add_argument("--from", dest="folder", type=Path, help="folder of results")
+    for store in ("tokens", "sentences", "patches"):
+        parser.add_argument(f"--{store}", help="store; made-up rows without it")
+    args = parser.parse_args(argv)
+    folder = args.folder or args.page.parent / "results"
+    args.page.write_text(page(gather(folder, args)), encoding="utf-8")
+    print(args.page)
+    return args.page
+
+
+if __name__ == "__main__":
+    main()
