@@ -207,7 +207,8 @@ class Trainer:
         rows = rows[: max(self.params.chunk_size, 16 * n_new)]
         draw = growth.Draw(n_new, self.params.seed, state.iteration)
         how = self._encode_plan(state)
-        D = growth.grow(self.source, rows, state.dictionary, how, self._place.chunk_size, draw)
+        old, size = state.dictionary, self._place.chunk_size
+        D = self._attempt(lambda: growth.grow(self.source, rows, old, how, size, draw), state.iteration)
         previous = None if state.previous is None else np.concatenate([state.previous, D[n_atoms:]])
         return replace(state, dictionary=D, previous=previous)
 
