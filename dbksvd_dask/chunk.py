@@ -150,12 +150,17 @@ def measure(Y: np.ndarray, D: np.ndarray, gram: np.ndarray, spec: EncodeSpec) ->
     return moments(Y, R), int(np.count_nonzero(atom >= 0))
 
 
+def _inputs(*arrays: np.ndarray) -> list[Any]:
+    """Arrays as kernels take them."""
+    return list(map(kernel_input, arrays))
+
+
 def first_product(state: ChunkState, r: int, n_local: int) -> tuple[np.ndarray, np.ndarray]:
     """Partial sums of the warm start of round `r`: (n_local, d) and (n_local,)."""
     if not isinstance(state, ChunkState):
         return _gpu().first_product(state, r, n_local)
     arrays = (state.R, state.coefficient, state.start[r], state.pos, state.local)
-    W, x2 = update.start_products(*map(kernel_input, arrays), n_local)
+    W, x2 = update.start_products(*_inputs(*arrays), n_local=n_local)
     return frozen(W), frozen(x2)
 
 
@@ -164,7 +169,7 @@ def next_product(state: ChunkState, r: int, lz: LanczosState) -> tuple[np.ndarra
     if not isinstance(state, ChunkState):
         return _gpu().next_product(state, r, lz)
     arrays = (state.R, state.coefficient, state.start[r], state.pos, state.local, lz.basis[-1], lz.dv)
-    W, sx, s2 = update.next_products(*map(kernel_input, arrays))
+    W, sx, s2 = update.next_products(*_inputs(*arrays))
     return frozen(W), frozen(sx), frozen(s2)
 
 
@@ -220,7 +225,7 @@ def refresh_chunk(
     if not isinstance(state, ChunkState):
         return _gpu().refresh_chunk(state, r, D, members, new, nonneg)
     arrays = (state.R, state.coefficient, state.start[r], state.pos, state.local, D[members], new)
-    R, coefficient = update.refresh(*map(kernel_input, arrays), nonneg)
+    R, coefficient = update.refresh(*_inputs(*arrays), nonneg=nonneg)
     return state._replace(R=frozen(R), coefficient=frozen(coefficient))
 
 

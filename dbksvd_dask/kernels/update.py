@@ -107,7 +107,9 @@ def subtract_reconstruction(Y, atom, coefficient, D, R):
                     r[f] -= a * row[f]
 
 
-def start_products(R, coefficient, start, pos, local, n_local):
+def start_products(
+    R: np.ndarray, coefficient: np.ndarray, start: np.ndarray, pos: np.ndarray, local: np.ndarray, n_local: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Partial sums of the warm start: ``R[O]^T x`` and ``|x|^2`` for each atom of the round.
 
     Returns
@@ -134,7 +136,15 @@ def _start_products(R, coefficient, start, pos, local, W, x2):
                 w[f] += a * r[f]
 
 
-def next_products(R, coefficient, start, pos, local, V, dv):
+def next_products(
+    R: np.ndarray,
+    coefficient: np.ndarray,
+    start: np.ndarray,
+    pos: np.ndarray,
+    local: np.ndarray,
+    V: np.ndarray,
+    dv: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Partial sums of one Lanczos product ``E^T E v`` for each atom of the round, E never formed.
 
     With ``s_i = R_i . v + x_i (d_j . v)`` the product is ``sum_i s_i R_i + (sum_i s_i x_i) d_j``; the second
@@ -175,7 +185,16 @@ def _next_products(R, coefficient, start, pos, local, V, dv, W, sx, s2):
                 w[f] += s * r[f]
 
 
-def refresh(R, coefficient, start, pos, local, old, new, nonneg):
+def refresh(
+    R: np.ndarray,
+    coefficient: np.ndarray,
+    start: np.ndarray,
+    pos: np.ndarray,
+    local: np.ndarray,
+    old: np.ndarray,
+    new: np.ndarray,
+    nonneg: bool,
+) -> tuple[np.ndarray, np.ndarray]:
     """Exchange the round's atoms and refit their coefficients, row by row, into new arrays.
 
     On each row the old atoms give way to the new ones at the old coefficients, then each coefficient is refitted
