@@ -94,8 +94,8 @@ class Disturb:
 def install_gate(folder, round_):
     """In a worker process: refresh tasks of one round say that they are inside, and wait until told to go on.
 
-    Only while the file `armed` exists. Tasks name their function, so the one that a worker finds under that name is
-    the one that runs.
+    Only while the file `armed` exists. Tasks name their function, so what a worker finds under that name is what
+    runs.
     """
     from dbksvd_dask import chunk
 

@@ -124,7 +124,7 @@ def test_impossible_places_are_refused(how, text):
 
 def test_scheduler_that_does_not_answer_is_named():
     with (
-        pytest.raises(ClusterError, match="no scheduler answers at tcp://127.0.0.1:9"),
+        pytest.raises(ClusterError, match=r"no scheduler answers at tcp://127\.0\.0\.1:9"),
         cluster.connect(scheduler="tcp://127.0.0.1:9", timeout=1),
     ):
         pass

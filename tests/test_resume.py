@@ -1,0 +1,213 @@
+"""Checkpoints: what a killed fit leaves behind, going on from it, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dbksvd_dask import DBKSVD, cluster, events
+from dbksvd_dask.errors import InputError, MismatchError, StoreError
+from dbksvd_dask.store.dictionary import checkpoints, open_dictionary
+from tests import clusters, jobs
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return clusters.small_store(tmp_path_factory.mktemp("resume"))
+
+
+@pytest.fixture(scope="module")
+def expected(store):
+    return clusters.on_threads(store, 1)
+
+
+@pytest.fixture(scope="module")
+def halfway(store, tmp_path_factory):
+    """Folder of a fit that was stopped after two of its three iterations."""
+    run = tmp_path_factory.mktemp("resume") / "halfway"
+    clusters.on_threads(store, 2, checkpoint=run, n_iter=2)
+    return run
+
+
+@pytest.fixture
+def run(halfway, tmp_path):
+    """A copy of that folder."""
+    return shutil.copytree(halfway, tmp_path / "run")
+
+
+def names(run):
+    return [Path(path).name for path in checkpoints(run)]
+
+
+# ---------------------------------------------------------------------------------------------- kill and resume
+
+
+def test_driver_killed_mid_batch_and_resumed_gives_the_same_bits(store, expected, tmp_path):
+    run = tmp_path / "run"
+    process = clusters.start_driver(store, run, tmp_path, iteration=1, round_=1)
+    clusters.kill(process)
+    assert names(run) == ["checkpoint-000001.zarr"], "the batch at work left nothing"
+    seen = []
+    clusters.same(clusters.on_threads(store, 2, checkpoint=run, resume=True, callbacks=[seen.append]), expected)
+    assert [e.iteration for e in seen if isinstance(e, events.BatchStarted)] == [1, 2], "nothing was done twice"
+
+
+@pytest.mark.cluster
+def test_driver_of_a_cluster_killed_mid_batch_and_resumed_gives_the_same_bits(store, expected, tmp_path):
+    code = clusters.DRIVER.replace(
+        'with dask.config.set(scheduler="threads", num_workers=2):',
+        "from dbksvd_dask import cluster\n    with cluster.connect(workers=2) as client:\n"
+        '        Path(folder, "pids").write_text(str(list(client.run(__import__("os").getpid).values())))',
+    )
+    run = tmp_path / "run"
+    process = clusters.start_driver(store, run, tmp_path, iteration=1, round_=1, code=code)
+    clusters.kill(process)
+    workers = json.loads((tmp_path / "pids").read_text())
+    assert len(workers) == 2
+    clusters.await_true(lambda: not any(map(clusters.is_alive, workers)))
+    assert names(run) == ["checkpoint-000001.zarr"]
+    clusters.same(clusters.on_threads(store, 2, checkpoint=run, resume=True), expected)
+
+
+@pytest.mark.parametrize("every", [1, 2, 5])
+def test_checkpoints_come_as_often_as_asked_and_at_the_end(store, tmp_path, every):
+    seen = []
+    clusters.on_threads(store, 2, checkpoint=tmp_path, checkpoint_every=every, callbacks=[seen.append])
+    written = [e.iteration for e in seen if isinstance(e, events.CheckpointWritten)]
+    assert written == [i for i in (1, 2, 3) if i % every == 0 or i == clusters.N_ITER]
+    assert len(names(tmp_path)) <= 2
+    assert names(tmp_path)[-1] == "checkpoint-000003.zarr"
+
+
+def test_resume_goes_on_with_history_and_gives_the_same_bits(store, expected, run):
+    model = DBKSVD(**clusters.HOW, checkpoint=run).fit(store, resume=True)
+    clusters.same(model.components_.tobytes(), expected)
+    assert model.n_iter_ == 3
+    whole = DBKSVD(**clusters.HOW).fit(store)
+    for name in whole.history_:
+        if not name.endswith("seconds"):
+            np.testing.assert_array_equal(model.history_[name], whole.history_[name])
+
+
+@pytest.mark.cluster
+def test_resume_on_another_scheduler_gives_the_same_bits(store, expected, run):
+    with cluster.connect(workers=1, threads=2):
+        clusters.same(clusters.fit(store, checkpoint=run, resume=True), expected)
+
+
+def test_resume_without_a_checkpoint_starts(store, expected, tmp_path):
+    clusters.same(clusters.on_threads(store, 2, checkpoint=tmp_path / "new", resume=True), expected)
+
+
+def test_a_finished_fit_can_be_made_longer(store, expected, run):
+    clusters.same(clusters.on_threads(store, 2, checkpoint=run, resume=True), expected)  # n_iter 2 -> 3
+
+
+def test_resume_of_a_finished_fit_does_nothing(store, halfway):
+    seen = []
+    clusters.on_threads(store, 1, checkpoint=halfway, resume=True, n_iter=2, callbacks=[seen.append])
+    assert [type(e).__name__ for e in seen] == ["FitStarted", "FitFinished"]
+
+
+# ---------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("other", "text"),
+    [
+        ({"k": 3}, "was made with k=4, this fit has k=3"),
+        ({"seed": 9}, "was made with seed=0, this fit has seed=9"),
+        ({"batch_size": 800}, "was made with batch_size=1600, this fit has batch_size=800"),
+        ({"chunk_size": 500}, "was made with chunk_size=400, this fit has chunk_size=500"),
+        ({"encoder": "omp"}, "was made with encoder='mp', this fit has encoder='omp'"),
+        ({"n_atoms": 40}, "was made with n_atoms=48, this fit has n_atoms=40"),
+    ],
+)
+def test_a_checkpoint_of_other_parameters_is_refused_with_both_values(store, halfway, other, text):
+    with pytest.raises(MismatchError, match=text):
+        clusters.on_threads(store, 1, checkpoint=halfway, resume=True, **other)
+
+
+def test_a_checkpoint_of_another_store_is_refused_with_both(halfway, tmp_path):
+    other = jobs.write_store(tmp_path / "other.zarr", jobs.made_up(6000, 32, seed=5), 400)
+    with pytest.raises(MismatchError, match=r"was fitted on store [0-9a-f]+, this fit reads store [0-9a-f]+"):
+        clusters.on_threads(other, 1, checkpoint=halfway, resume=True)
+
+
+def test_a_checkpoint_of_another_format_version_is_refused_with_both(store, run):
+    meta = Path(checkpoints(run)[-1], "zarr.json")
+    content = json.loads(meta.read_text())
+    content["attributes"]["format_version"] = 99
+    meta.write_text(json.dumps(content))
+    with pytest.raises(MismatchError, match=r"format version 99 .* reads version 1"):
+        clusters.on_threads(store, 1, checkpoint=run, resume=True)
+
+
+def test_a_folder_that_holds_a_fit_is_not_overwritten(store, halfway):
+    with pytest.raises(StoreError, match=r"holds a fit already .*; go on with resume=True"):
+        clusters.on_threads(store, 1, checkpoint=halfway)
+
+
+def test_resume_needs_a_folder(store):
+    with pytest.raises(InputError, match="give checkpoint=PATH"):
+        clusters.on_threads(store, 1, resume=True)
+
+
+# ---------------------------------------------------------------------------------------------- damage
+
+
+@pytest.mark.parametrize("part", ["dictionary/c/0/0", "mean/c/0", "previous/c/0/0", "zarr.json"])
+@pytest.mark.parametrize("how", ["missing", "truncated", "changed"])
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(store, expected, run, part, how, caplog):
+    newest = Path(checkpoints(run)[-1])
+    damage(newest / part, how)
+    with caplog.at_level(logging.WARNING):
+        found = clusters.on_threads(store, 2, checkpoint=run, resume=True)
+    clusters.same(found, expected)
+    if (part, how) != ("zarr.json", "missing"):  # without it the folder is not taken for a checkpoint at all
+        assert "trying the checkpoint before" in caplog.text
+        assert newest.name in caplog.text
+
+
+def damage(path, how):
+    content = path.read_bytes()
+    if how == "missing":
+        path.unlink()
+    elif how == "truncated":
+        path.write_bytes(content[: len(content) // 2])
+    else:
+        path.write_bytes(content[:-9] + bytes([content[-9] ^ 0x11]) + content[-8:])
+
+
+def test_when_every_checkpoint_is_damaged_the_newest_is_named(store, run):
+    for path in checkpoints(run):
+        Path(path, "dictionary/c/0/0").unlink()
+    with pytest.raises(StoreError, match=r"checkpoint-000002\.zarr"):
+        clusters.on_threads(store, 1, checkpoint=run, resume=True)
+
+
+def test_no_checkpoint_holds_a_pickle(halfway):
+    for path in Path(halfway).rglob("*"):
+        if path.is_file() and path.name != "zarr.json":
+            assert path.parent.name == "c" or path.parent.parent.name == "c", f"{path} is not an array's chunk"
+    assert open_dictionary(halfway).iteration == 2
+
+
+# ---------------------------------------------------------------------------------------------- Ctrl-C
+
+
+def test_interrupt_mid_batch_says_what_is_safe_and_goes_on_later(store, expected, tmp_path):
+    run = tmp_path / "run"
+    process = clusters.start_driver(store, run, tmp_path, iteration=1, round_=1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert "KeyboardInterrupt: interrupted; " in errors
+    assert "checkpoint-000001.zarr is intact; go on with resume=True (--resume)" in errors
+    clusters.same(clusters.on_threads(store, 2, checkpoint=run, resume=True), expected)
