@@ -79,7 +79,7 @@ def classic_iteration(problem: Problem, n_atoms_timed: int = 64) -> dict[str, An
     }
 
 
-def package_iteration(problem: Problem, n_rows: int = 1024) -> dict[str, Any]:
+def package_iteration(problem: Problem, n_rows: int = 512) -> dict[str, Any]:
     """CPU seconds of one iteration of the `ksvd` package on a few rows, in proportion to all of them."""
     from ksvd import ApproximateKSVD
 
