@@ -13,7 +13,7 @@ import dask
 from dask.callbacks import Callback as DaskCallback
 from dask.delayed import Delayed
 
-from dbksvd_dask.errors import ClusterError, DBKSVDError
+from dbksvd_dask.errors import ClusterError, DBKSVDError, StoreError
 from dbksvd_dask.tasks import current_client
 
 logger = logging.getLogger(__name__)
@@ -142,13 +142,12 @@ def attempt(run: Callable[[], T], on_retry: Callable[[int, int, str], None], att
 
 def passing_reason(error: BaseException) -> str | None:
     """Why a failure may pass: a lost worker or connection. None for what will fail again."""
-    if isinstance(error, DBKSVDError):
-        return None
     comm = sys.modules.get("distributed.comm")
     lost = (comm.CommClosedError,) if comm is not None else ()
-    if isinstance(error, (CancelledError, ConnectionError, TimeoutError, *lost)):
-        return " ".join(f"{type(error).__name__}: {error}".split())
-    return None
+    passing = (CancelledError, ConnectionError, TimeoutError, *lost)
+    # a remote store that did not answer is a `StoreError` from such an error; other errors of ours stay
+    cause = error.__cause__ if isinstance(error, StoreError) else None if isinstance(error, DBKSVDError) else error
+    return " ".join(f"{type(error).__name__}: {error}".split()) if isinstance(cause, passing) else None
 
 
 def _raise_killed(error: BaseException) -> None:
@@ -156,9 +155,9 @@ def _raise_killed(error: BaseException) -> None:
     scheduler = sys.modules.get("distributed.scheduler")
     if scheduler is None or not isinstance(error, scheduler.KilledWorker):
         return
-    label = dask.utils.key_split(error.task)
+    label, died = dask.utils.key_split(error.task), error.allowed_failures + 1
     raise ClusterError(
-        f"{error.allowed_failures + 1} workers in turn died while running a `{label}` task, the last at "
+        f"{died} worker{'s' * (died > 1)} in turn died while running a `{label}` task, the last at "
         f"{error.last_worker.address}; most often they ran out of memory: give workers more, or use a smaller "
         "chunk_size or batch_size"
     ) from error
