@@ -160,7 +160,7 @@ def first_product(state: ChunkState, r: int, n_local: int) -> tuple[np.ndarray, 
     if not isinstance(state, ChunkState):
         return _gpu().first_product(state, r, n_local)
     arrays = (state.R, state.coefficient, state.start[r], state.pos, state.local)
-    W, x2 = update.start_products(*_inputs(*arrays), n_local=n_local)
+    W, x2 = update.start_products(*(*_inputs(*arrays), n_local))
     return frozen(W), frozen(x2)
 
 
@@ -225,7 +225,7 @@ def refresh_chunk(
     if not isinstance(state, ChunkState):
         return _gpu().refresh_chunk(state, r, D, members, new, nonneg)
     arrays = (state.R, state.coefficient, state.start[r], state.pos, state.local, D[members], new)
-    R, coefficient = update.refresh(*_inputs(*arrays), nonneg=nonneg)
+    R, coefficient = update.refresh(*(*_inputs(*arrays), nonneg))
     return state._replace(R=frozen(R), coefficient=frozen(coefficient))
 
 
