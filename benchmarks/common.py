@@ -8,7 +8,7 @@ import os
 import platform
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
@@ -55,7 +55,7 @@ class Stopwatch:
             self._began = None
 
 
-def best_of(runs: dict[str, Callable[[], Any]], repeats: int) -> dict[str, dict[str, float]]:
+def best_of(runs: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, dict[str, float]]:
     """Alternate the runs and keep the least seconds of each, so that a busy machine disturbs all alike.
 
     Returns

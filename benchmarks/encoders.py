@@ -16,6 +16,7 @@ import argparse
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -159,7 +160,7 @@ def measure(problem: Problem, repeats: int, peers: Sequence[str] = tuple(PEERS))
     with single_blas_thread():
         for name, contender in contenders.items():
             contender.encode(parts[name][:64])  # imports and compiles
-        runs = {name: lambda c=c, name=name: c.encode(parts[name]) for name, c in contenders.items()}
+        runs = {name: partial(contender.encode, parts[name]) for name, contender in contenders.items()}
         seconds = best_of(runs, repeats)
     speed = {name: len(parts[name]) / seconds[name]["cpu_s"] for name in contenders}
     encoders = [

@@ -111,7 +111,8 @@ def growth(base: tuple[int, int, int, int], repeats: int) -> dict[str, float]:
         for factor in (0.5, 1, 2):
             shape = list(base)
             shape[axis] = int(shape[axis] * factor)
-            figures = measure(*shape, repeats, classic=False)
+            rows, features, atoms, k = shape
+            figures = measure(rows, features, atoms, k, repeats, classic=False)
             points.append((shape[axis], figures["iteration_s"]))
         x, y = np.log(np.asarray(points, dtype=float)).T
         exponents[name] = float(np.polyfit(x, y, 1)[0])

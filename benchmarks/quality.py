@@ -178,6 +178,7 @@ def dictionaries(problem: Problem, size: Size) -> dict[str, tuple[np.ndarray, fl
     out = {"DB-KSVD": (model.components_, clock.cpu)}
     if installed("torch") is not None:
         recorder = run(lambda r: peer_sae.train(r, SAE_RATE), problem, SAE_SHARE * clock.cpu, growth=1e9)
+        assert recorder.latest is not None  # the end of a run is always scored
         out["TopK SAE"] = (recorder.latest, recorder.clock.cpu)
     return out
 
