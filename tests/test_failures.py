@@ -38,7 +38,12 @@ class Remote:
     def __init__(self, folder, *options, protocol="tcp"):
         self.folder, self.options, self.processes = Path(folder), options, []
         self.file = self.folder / "scheduler.json"
-        where = ["--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--protocol", protocol]
+        self.protocol = protocol
+        self.start_scheduler(0)
+
+    def start_scheduler(self, port):
+        self.file.unlink(missing_ok=True)
+        where = ["--host", "127.0.0.1", "--port", port, "--no-dashboard", "--protocol", self.protocol]
         self.scheduler = self._start("dask_scheduler", *where, "--scheduler-file", self.file)
         clusters.await_file(self.folder, "scheduler.json")
         clusters.await_true(lambda: self.file.read_text().strip().endswith("}"))
@@ -115,6 +120,27 @@ def test_lost_scheduler_stops_with_word_of_the_checkpoint(store, expected, tmp_p
     assert isinstance(disturb.after[-1], events.FitStopped)
     assert (disturb.after[-1].iteration, disturb.after[-1].message) == (1, str(caught.value))
     clusters.same(clusters.on_threads(store, 2, checkpoint=run, resume=True), expected)
+
+
+@pytest.mark.cluster
+def test_scheduler_that_comes_back_is_found_again_and_the_batch_run_again(store, expected, tmp_path):
+    with Remote(tmp_path) as remote:
+        remote.add_worker()
+
+        def replace_scheduler():
+            remote.scheduler.kill()
+            remote.scheduler.wait()
+            remote.start_scheduler(remote.address.rpartition(":")[2])
+            remote.add_worker()
+
+        with cluster.connect(scheduler=remote.address) as client:
+            client.wait_for_workers(1, timeout=60)
+            disturb = clusters.Disturb(1, 0, replace_scheduler)
+            found = clusters.fit(store, [disturb])
+    disturb.check_was_mid_batch()
+    retries = [e for e in disturb.after if isinstance(e, events.Retrying)]
+    assert [(e.iteration, e.attempt) for e in retries] == [(1, 1)]
+    clusters.same(found, expected)
 
 
 # ---------------------------------------------------------------------------------------------- TLS
