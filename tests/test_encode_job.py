@@ -8,6 +8,8 @@ import json
 import os
 import signal
 import stat
+import subprocess
+import sys
 
 import dask
 import numpy as np
@@ -503,6 +505,21 @@ def test_kill_and_run_again_gives_the_same_bytes_without_repeating_work(tmp_path
     assert len(count_units) == len(set(count_units)) == -(-result.samples_written // CHUNK)
     assert result.samples_kept + result.samples_written == N
     assert jobs.tree(out) == jobs.tree(whole)
+
+
+def test_kill_at_any_write_gives_the_same_bytes_and_no_work_twice(tmp_path):
+    """SIGKILL at the publishing of files in turn; see kill_encode.py. Step 1 kills at every single one."""
+    command = [sys.executable, "-W", "error", "-m", "tests.kill_encode", str(tmp_path), "3"]
+    swept = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert len(swept["points"]) > 10
+    for point in swept["points"]:
+        assert point["same_bytes"], point
+        assert not point["published"], point
+        assert point["left"] == ["codes.zarr"], point
+        written, kept = point["second"]["samples_written"], point["second"]["samples_kept"]
+        assert written + kept == swept["undisturbed"]["samples_written"], point
+        units = -(-written // 16)
+        assert units == 3 - point["marked"] or written == 0, point
 
 
 ONE_PART = """

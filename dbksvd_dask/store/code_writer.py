@@ -320,10 +320,23 @@ class CodesWriter:
         group.attrs.update({"complete": True})
 
     def _sweep(self) -> None:
-        """Remove markers and sums; the plan stays until the store is published, to tell what it is."""
+        """Remove markers, sums and whatever scratch files and folders a killed run left.
+
+        The plan stays until the store is published, to tell what it is.
+        """
         for name in remote.list_names(self._parts):
             if name != "plan.json":
                 remote.remove(remote.join(self._parts, name))
+        if remote.is_remote(self.work):
+            return
+        for folder, _, names in os.walk(self.work):
+            for name in names:
+                if name.endswith(".partial"):  # Zarr's own
+                    os.unlink(os.path.join(folder, name))
+        home, name = os.path.split(os.path.abspath(self.work))
+        for found in os.listdir(home):
+            if found.startswith(f"{name}.") and found.endswith(".tmp"):
+                remote.remove(os.path.join(home, found))
 
 
 def statistics(sums: CodeSums) -> dict[str, npt.NDArray[Any]]:
