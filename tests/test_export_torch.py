@@ -203,6 +203,7 @@ def test_plugin_survives_saving(case, tmp_path):
         sae.fold_W_dec_norm()
 
 
+@pytest.mark.skipif(np.__version__ < "2", reason="fitting needs numpy 2, SAEBench an older one")
 def test_cache_and_steering_see_the_latents_of_the_plugin(tmp_path):
     pytest.importorskip("sae_lens")
     from pipelines.check_saelens import check_hooks
@@ -248,3 +249,15 @@ def test_saebench_object_keeps_its_contract(case, nonneg):
     assert (half.dtype, half.cfg.dtype) == (torch.bfloat16, "bfloat16")
     again = half.encode(torch.from_numpy(Y).to(torch.bfloat16))
     assert again.dtype == torch.bfloat16
+
+
+# ------------------------------------------------------------------------------------------------- benchmarks
+
+
+def test_benchmark_against_saelens_runs(capsys):
+    pytest.importorskip("sae_lens")
+    from benchmarks import saelens_encode
+
+    report = saelens_encode.main(["--samples", "16", "--n-atoms", "32", "--k", "2", "--repeats", "1"])
+    assert report["signed"]["ratio_cpu"] > 0
+    assert report["nonnegative"]["ours"]["samples_per_s"] > 0
