@@ -13,8 +13,8 @@ from dbksvd_dask.errors import InputError, MemoryPlanError
 
 # A process with numpy, numba, scikit-learn, Dask and Zarr loaded and its kernels compiled: 360 MiB measured.
 BASE_BYTES = 400 << 20
-# Rows per matrix product and columns per tile of the gram, as in kernels.encode.
-_TILE_ROWS, _GRAM_BLOCK = 512, 1024
+# Rows per matrix product and columns per tile of the gram, as in kernels.encode; a test compares.
+TILE_ROWS, GRAM_BLOCK = 512, 1024
 # Dictionaries alive at once besides the new atoms: the state's, the previous one, the one extrapolated from
 # them, the graph's copy, the merged one and the result on its way.
 _DICTIONARIES = 6
@@ -83,19 +83,18 @@ def state_bytes(sizes: FitSizes, n: int) -> int:
     return residual + codes + by_round + n * 8
 
 
-def _encoding_bytes(sizes: FitSizes, n: int, kept: bool) -> int:
-    """Bytes of one task that encodes n samples, besides the state it makes (if that is kept)."""
+def _encoding_bytes(sizes: FitSizes, n: int) -> int:
+    """Bytes of one task that encodes n samples, besides the state that it makes."""
     rows = n * sizes.n_features
-    # as read, in pieces and put together; widened; the products of a tile; and the residual
-    read = 2 * rows * sizes.read_itemsize
-    return read + rows * sizes.itemsize * (1 if kept else 2) + _TILE_ROWS * sizes.n_atoms * sizes.itemsize + n * 16
+    # as read, in pieces and put together; widened; and the products of a tile
+    return rows * (2 * sizes.read_itemsize + sizes.itemsize) + TILE_ROWS * sizes.n_atoms * sizes.itemsize + n * 16
 
 
 def _gram_bytes(sizes: FitSizes) -> int:
     """Grams of all groups, or the gram and the tiles of its upper triangle, whichever is more."""
     out = 0
     for m in sizes.groups or (sizes.n_atoms,):
-        tiles = (m * m + m * min(m, _GRAM_BLOCK)) // 2
+        tiles = (m * m + m * min(m, GRAM_BLOCK)) // 2
         out += (m * m + tiles) * sizes.itemsize
     return out
 
@@ -112,7 +111,7 @@ def plan_fit(sizes: FitSizes, workers: int = 1, threads: int = 1) -> MemoryPlan:
     --------
     >>> plan = plan_fit(FitSizes(768, 4096, 32, 65536, 8192, read_itemsize=2), workers=1, threads=2)
     >>> plan.describe()
-    '1.1 GB (base 419.4 MB, states 272.8 MB, working 129.5 MB, gram 120.0 MB, dictionary 110.7 MB, sums 46.7 MB)'
+    '1.2 GB (base 419.4 MB, states 272.8 MB, working 194.1 MB, gram 120.0 MB, dictionary 110.7 MB, sums 46.7 MB)'
     """
     n = min(sizes.chunk_size, sizes.batch_size)
     n_chunks = -(-sizes.batch_size // n)
@@ -120,11 +119,13 @@ def plan_fit(sizes: FitSizes, workers: int = 1, threads: int = 1) -> MemoryPlan:
     busy = min(threads, own)
     atoms = sizes.n_features * sizes.itemsize
     round_atoms = -(-sizes.n_atoms // sizes.n_rounds) * atoms
-    refreshing = n * (sizes.n_features + sizes.k) * sizes.itemsize + 2 * round_atoms
-    working = busy * max(_encoding_bytes(sizes, n, kept=True), refreshing)
+    # a chunk being encoded, and the residual of one being refreshed: its memory is kept for the next
+    renewed = n * (sizes.n_features + sizes.k) * sizes.itemsize + 2 * round_atoms
+    working = busy * (_encoding_bytes(sizes, n) + renewed)
     if sizes.validation:
         part = max(256, -(-sizes.validation // 4))
-        working = max(working, min(threads, 4) * _encoding_bytes(sizes, part, kept=False))
+        measuring = _encoding_bytes(sizes, part) + part * sizes.n_features * sizes.itemsize
+        working = max(working, min(threads, 4) * measuring)
     # the parts of every chunk and the pairs that they are added up to, the Lanczos vectors, all new atoms
     sums = (2 * own + sizes.lanczos_steps + 1) * round_atoms + sizes.n_atoms * atoms
     parts = (
@@ -141,7 +142,7 @@ def largest_batch(sizes: FitSizes, limit: int, workers: int = 1, threads: int = 
     """Largest batch_size, in whole chunks, whose plan stays within `limit` bytes; 0 if there is none.
 
     >>> largest_batch(FitSizes(768, 4096, 32, 65536, 8192), 1_000_000_000)
-    49152
+    40960
     """
     low, high = 0, -(-sizes.batch_size // sizes.chunk_size)
     while low < high:
