@@ -144,10 +144,13 @@ def worst_samples(
     -------
     error : (c,) float64;  rows : (c, d), the samples
     """
+    n_dead = int(np.count_nonzero(counts == 0))
+    if n_dead == 0:
+        return np.empty(0), np.empty((0, D.shape[1]), np.float32)
     with device.turn("gpu"):
         R = _residual(state)
         error = row_sums(R)[2]
-        worst = np.argsort(-error, kind="stable")[: int(np.count_nonzero(counts == 0))]
+        worst = np.argsort(-error, kind="stable")[:n_dead]
         updated = place_atoms(D, members, new)
         picked = [take_rows(a, worst) for a in (R, state.atom, state.coefficient)]
         rows = encode.residual(picked[0], picked[1], -picked[2], updated)

@@ -2,12 +2,40 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+
 import array_api_strict
 import numpy as np
+from numba.core import types
 from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
+from numba.cuda.simulator.kernelapi import FakeCUDAShared
+from numba.np import numpy_support
 
 Array = type(array_api_strict.empty(0))
 DEVICE = array_api_strict.Device("device1")
+
+_allocating = threading.Lock()
+
+
+def _shared_array(self, shape, dtype):
+    """Shared memory of a block, one array per line of source, as the simulator means it.
+
+    Its own version looks for the array and makes it in two steps; of two threads that come at once each may then
+    get an array to itself, and the block's sums go wrong.
+    """
+    dtype = np.dtype(numpy_support.as_dtype(dtype) if isinstance(dtype, types.Type) else dtype)
+    if shape == 0:
+        return np.frombuffer(self._dynshared.data, dtype=dtype, count=self._dynshared_size // dtype.itemsize)
+    caller = sys._getframe(1)
+    line = (caller.f_code.co_filename, caller.f_lineno)
+    with _allocating:
+        if line not in self._allocations:
+            self._allocations[line] = np.empty(shape, dtype)
+        return self._allocations[line]
+
+
+FakeCUDAShared.array = _shared_array
 
 
 class SimulatedSpace:
