@@ -8,11 +8,13 @@ machines that see the same files can do a part each, and the result does not dep
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dbksvd_dask import encoding, events, specs
+import dask
+
+from dbksvd_dask import encoding, events, running, specs
 from dbksvd_dask.errors import InputError, MismatchError, StoreError
 from dbksvd_dask.gpu.plan import Sizes
 from dbksvd_dask.kernels.encode import EncodeSpec
@@ -177,30 +179,44 @@ class EncodeJob:
         units = range(self.plan.n_units) if part is None else self.plan.part_units(*part)
         if part is not None:
             self.writer.note_parts(part[1])
-        missing = sorted(set(self.writer.missing()) & set(units))
-        rows = {unit: b - a for unit in units for a, b in [self.plan.unit_bounds(unit)]}
-        total, written = sum(rows.values()), 0
-        kept = total - sum(rows[unit] for unit in missing)
+        total = self._rows_of(units)
+        kept = done = total - self._rows_of(self._missing(units))
         atomic.require_space(self.writer.work, self.plan.nbytes(total - kept))
         self._progress(kept, total)
 
         def on_done(unit: UnitWritten) -> None:
-            nonlocal written
-            written += unit.n_samples
-            self._progress(kept + written, total)
+            nonlocal done
+            done += unit.n_samples
+            self._progress(done, total)
 
-        if missing:
+        def encode_rest() -> None:
+            nonlocal done
+            left = self._missing(units)
+            done = total - self._rows_of(left)
+            self._encode(left, on_done)
+
+        if kept < total:
             with atomic.explain_full_disk(self.writer.work):
-                self._encode(missing, on_done)
-        return written, kept
+                running.attempt(encode_rest, self._retrying)
+        return total - kept, kept
 
-    def _encode(self, missing: list[int], on_done: Any) -> None:
+    def _missing(self, units: range) -> list[int]:
+        return sorted(set(self.writer.missing()) & set(units))
+
+    def _rows_of(self, units: Iterable[int]) -> int:
+        return sum(b - a for a, b in map(self.plan.unit_bounds, units))
+
+    def _retrying(self, attempt: int, attempts: int, reason: str) -> None:
+        events.emit(self.callbacks, events.Retrying(0, attempt, attempts, reason))
+
+    def _encode(self, missing: list[int], on_done: Callable[[UnitWritten], None]) -> None:
         D, size = self.dictionary.atoms, encoding.BLOCK_ROWS
         sizes = Sizes(size, size, D.shape[1], D.shape[0], self.spec.k, itemsize=D.dtype.itemsize)
         where = place(self.device, sizes, self.spec.encoder).placement
         how = encoding.EncodePlan(self.spec, self.dictionary.mean, D.dtype, where)
-        held = encoding.hold_dictionary(D, where)
-        encoding.run_units(encoding.build_units(self.reader, iter(missing), held, how, self.writer), on_done)
+        with dask.config.set(running._QUIET):
+            held = encoding.hold_dictionary(D, where)
+            encoding.run_units(encoding.build_units(self.reader, missing, held, how, self.writer), on_done)
 
     def _progress(self, done: int, total: int) -> None:
         events.emit(self.callbacks, events.JobProgress("encode", done, total, "samples"))

@@ -331,7 +331,11 @@ def _run_on_client(client: Any, tasks: Iterator[Delayed], on_done: Callable[[Uni
     # two per thread: one at work and one whose chunk is next
     in_flight = max(8, 2 * sum(client.nthreads().values()))
     running = as_completed([client.compute(task) for task in itertools.islice(tasks, in_flight)])
-    for future in running:
-        on_done(future.result())
-        for task in itertools.islice(tasks, 1):
-            running.add(client.compute(task))
+    try:
+        for future in running:
+            on_done(future.result())
+            for task in itertools.islice(tasks, 1):
+                running.add(client.compute(task))
+    except BaseException:
+        client.cancel(list(running.futures))  # an exception keeps this frame: what is left would go on running
+        raise

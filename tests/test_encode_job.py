@@ -20,7 +20,7 @@ from dbksvd_dask import encoding
 from dbksvd_dask.encode_job import EncodeJob, encode_store
 from dbksvd_dask.errors import InputError, JobError, MismatchError, StoreError
 from dbksvd_dask.evaluate.codes import code_summary
-from dbksvd_dask.events import JobProgress
+from dbksvd_dask.events import JobProgress, Retrying
 from dbksvd_dask.kernels.encode import EncodeSpec
 from dbksvd_dask.store import atomic, code_writer
 from dbksvd_dask.store.code_writer import CodesPlan
@@ -567,6 +567,26 @@ def test_a_cluster_gives_the_same_bytes(tmp_path, store, run, whole):
         result = encode_store(store, run, out, callbacks=[heard.append])
     assert (result.finished, heard[-1].done, len(heard)) == (True, N, 12)
     assert jobs.tree(out) == jobs.tree(whole)
+
+
+def test_a_connection_that_breaks_is_tried_again_without_repeating_work(
+    tmp_path, store, run, whole, monkeypatch, count_units
+):
+    heard, real = [], encoding.run_units
+    monkeypatch.setattr("dbksvd_dask.running.time.sleep", lambda seconds: None)
+
+    def breaking(tasks, on_done):
+        if not heard or not any(isinstance(event, Retrying) for event in heard):
+            real(itertools.islice(tasks, 4), on_done)
+            raise ConnectionError("gone")
+        real(tasks, on_done)
+
+    monkeypatch.setattr(encoding, "run_units", breaking)
+    result = encode_store(store, run, tmp_path / "codes.zarr", callbacks=[heard.append])
+    assert [event.reason for event in heard if isinstance(event, Retrying)] == ["ConnectionError: gone"]
+    assert (result.samples_written, heard[-1].done) == (N, N)
+    assert sorted(count_units) == list(range(11))
+    assert jobs.tree(tmp_path / "codes.zarr") == jobs.tree(whole)
 
 
 def test_codes_can_be_written_to_a_remote(store, run, whole):
