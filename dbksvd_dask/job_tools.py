@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 T = TypeVar("T")
 
-# reading goes on in the caller, so this many at work and one being filled keep two cores busy
+# reading is a small part of the work and goes on in the caller: two more keep two cores busy
 N_THREADS = 2
 
 
@@ -50,20 +50,15 @@ def run_bounded(
     """
     pending: deque[tuple[int, Future[None]]] = deque()
     count = 0
-    with ThreadPoolExecutor(n_threads) as pool:
-        try:
-            for part in parts:
-                if len(pending) >= n_threads:
-                    count += _settle(pending, on_done)
-                content = load(part)
-                pending.append((part, pool.submit(store, part, content)))
-                del content
-            while pending:
+    with ThreadPoolExecutor(n_threads) as pool:  # leaving it waits for what is under way
+        for part in parts:
+            content = load(part)
+            if len(pending) >= n_threads:
                 count += _settle(pending, on_done)
-        except BaseException:
-            for _, future in pending:
-                future.cancel()
-            raise
+            pending.append((part, pool.submit(store, part, content)))
+            del content
+        while pending:
+            count += _settle(pending, on_done)
     return count
 
 
@@ -85,14 +80,11 @@ class Buffers:
         """Return an array of that shape with arbitrary content; `give` it back when done."""
         needed = math.prod(shape) * dtype.itemsize
         with self._lock:
-            fitting = [b for b in self._free if b.nbytes >= needed]
-            if fitting:
-                smallest = min(fitting, key=lambda b: b.nbytes)
-                self._free = [b for b in self._free if b is not smallest]
-            else:
-                self._free = []  # too small for what is needed now: never keep both
-                smallest = np.empty(needed, np.uint8)
-        return smallest[:needed].view(dtype).reshape(shape)
+            # not one far too large: whoever needs that much would have to get it anew
+            fitting = [b for b in self._free if needed <= b.nbytes <= 2 * needed]
+            found = min(fitting, key=lambda b: b.nbytes) if fitting else np.empty(needed, np.uint8)
+            self._free = [b for b in self._free if b is not found]
+        return found[:needed].view(dtype).reshape(shape)
 
     def give(self, array: npt.NDArray[Any]) -> None:
         """Hand an array back."""

@@ -6,7 +6,6 @@ import hashlib
 import os
 import tempfile
 import time
-import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,7 @@ import zarr
 from dbksvd_dask.errors import InputError, MismatchError
 from dbksvd_dask.events import Callback, JobProgress, emit
 from dbksvd_dask.job_tools import Buffers, run_bounded
-from dbksvd_dask.mixing import BatchMeans, batch_rows, choose_columns
+from dbksvd_dask.mixing import BatchMeans, batch_rows, choose_columns, pick_columns
 from dbksvd_dask.shuffle_plan import plan_shuffle
 from dbksvd_dask.store import atomic, remote
 from dbksvd_dask.store.activations import (
@@ -29,6 +28,7 @@ from dbksvd_dask.store.activations import (
     open_aligned,
     open_rows,
 )
+from dbksvd_dask.store.checksums import bytes_of, crc32c, file_crc
 from dbksvd_dask.store.dtypes import BFLOAT16, widen_bfloat16
 from dbksvd_dask.store.remote import PathLike
 from dbksvd_dask.store.rows import aligned_names
@@ -189,8 +189,8 @@ class ShuffleJob:
 
     def _block_is_whole(self, block: int) -> bool:
         try:
-            mark = self._blocks.read(block)["crc32"]
-            crcs = {name: _crc_of_file(self._block_file(block, name)) for name in self.readers}
+            mark = self._blocks.read(block)["crc32c"]
+            crcs = {name: file_crc(self._block_file(block, name)) for name in self.readers}
         except (OSError, ValueError, KeyError):
             return False
         return bool(crcs == mark)
@@ -212,7 +212,7 @@ class ShuffleJob:
             self._progress("scatter", done, self.plan.n_blocks, "blocks")
 
         with atomic.explain_full_disk(self.scratch):
-            return run_bounded(missing, self._load_block, self._store_block, on_done, n_threads=1)
+            return run_bounded(missing, self._load_block, self._store_block, on_done)
 
     def _block_file(self, block: int, name: str) -> str:
         return os.path.join(self.scratch, f"{block:08d}.{name}")
@@ -234,7 +234,7 @@ class ShuffleJob:
         means = self._batch_means(arrays[MAIN])
         for rows in arrays.values():
             self._buffers.give(rows)
-        self._blocks.mark(block, {"crc32": crcs, "means": means.to_json()})
+        self._blocks.mark(block, {"crc32c": crcs, "means": means.to_json()})
 
     # -- pass 2 ----------------------------------------
 
@@ -256,7 +256,7 @@ class ShuffleJob:
             self._store_bucket(bucket, arrays, missing)
 
         with atomic.explain_full_disk(writer.work):
-            run_bounded(buckets, self._load_bucket, store, on_done, n_threads=1)
+            run_bounded(buckets, self._load_bucket, store, on_done)
         return len(missing)
 
     def _load_bucket(self, bucket: int) -> Arrays:
@@ -316,9 +316,9 @@ class ShuffleJob:
         return figures
 
     def _batch_means(self, rows: npt.NDArray[Any]) -> BatchMeans:
-        means = BatchMeans(len(self._columns))
+        means = BatchMeans(sum(run.stop - run.start for run in self._columns))
         for chunk in range(0, len(rows), self.plan.chunk_rows):
-            part = rows[chunk : chunk + self.plan.chunk_rows, self._columns]
+            part = pick_columns(rows[chunk : chunk + self.plan.chunk_rows], self._columns)
             wide = widen_bfloat16(part) if self.reader.bfloat16 else part
             for start in range(0, len(wide), self._batch_rows):
                 means.add(wide[start : start + self._batch_rows])
@@ -344,7 +344,7 @@ def _scratch_folder(path: str, scratch: PathLike | None) -> str:
 
 
 def _write_permuted(path: str, rows: npt.NDArray[Any], order: npt.NDArray[np.int64]) -> int:
-    """Write rows in another order; return the CRC-32 of what was written."""
+    """Write rows in another order; return the CRC-32C of what was written."""
     step = max(1, SLAB_BYTES // max(1, rows.shape[1] * rows.dtype.itemsize))
     slab = np.empty((min(step, len(rows)), rows.shape[1]), rows.dtype)
     crc = 0
@@ -352,15 +352,15 @@ def _write_permuted(path: str, rows: npt.NDArray[Any], order: npt.NDArray[np.int
         for start in range(0, len(rows), step):
             part = order[start : start + step]
             np.take(rows, part, axis=0, out=slab[: len(part)], mode="clip")
-            view = slab[: len(part)].reshape(-1).view(np.uint8).data
-            crc = zlib.crc32(view, crc)
+            crc = crc32c(slab[: len(part)], crc)
+            view = bytes_of(slab[: len(part)])
             while view:
                 view = view[file.write(view) :]
     return crc
 
 
 def _read_at(path: str, offset: int, target: npt.NDArray[Any]) -> None:
-    view = target.reshape(-1).view(np.uint8).data
+    view = bytes_of(target)
     fd = os.open(path, os.O_RDONLY)
     try:
         while view:
@@ -370,14 +370,6 @@ def _read_at(path: str, offset: int, target: npt.NDArray[Any]) -> None:
             view, offset = view[n:], offset + n
     finally:
         os.close(fd)
-
-
-def _crc_of_file(path: str) -> int:
-    crc = 0
-    with open(path, "rb", buffering=0) as file:
-        while piece := file.read(1 << 20):
-            crc = zlib.crc32(piece, crc)
-    return crc
 
 
 def shuffle_activations(

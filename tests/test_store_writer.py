@@ -73,7 +73,7 @@ def test_store_appears_when_it_is_finished(tmp_path):
     write(writer, 1)
     writer.finish()
     assert [p.name for p in tmp_path.iterdir()] == ["s"]
-    assert {p.name for p in (tmp_path / "s").iterdir()} == {"activations", "crc32", "zarr.json"}
+    assert {p.name for p in (tmp_path / "s").iterdir()} == {"activations", "crc32c", "zarr.json"}
 
 
 def test_several_processes_can_write_one_store(tmp_path):
@@ -238,7 +238,7 @@ def test_aligned_arrays_must_come_with_every_chunk(tmp_path):
         ({"chunk_rows": 0}, r"chunk_rows=0; need at least 1"),
         ({"n_samples": 0}, r"shape \(0, 6\) has no content"),
         ({"aligned": {"text": "U5"}}, r"dtype <U5 cannot be stored; use numbers or booleans"),
-        ({"aligned": {"crc32": "int8"}}, r"cannot be called 'crc32'"),
+        ({"aligned": {"crc32c": "int8"}}, r"cannot be called 'crc32c'"),
         ({"aligned": {"a/b": "int8"}}, r"cannot be called 'a/b'"),
     ],
 )

@@ -10,7 +10,7 @@ import zarr
 from dbksvd_dask.errors import StoreError
 from dbksvd_dask.importers.base import Array, ArrayInfo, Hints, SourceFile, numeric_name
 from dbksvd_dask.store import remote
-from dbksvd_dask.store.rows import ACTIVATIONS_FORMAT, CHECKSUMS, check_format, open_aligned, open_rows
+from dbksvd_dask.store.rows import ACTIVATIONS_FORMAT, ROW_CHECKSUMS, check_format, open_aligned, open_rows
 
 
 class ZarrFile(SourceFile):
@@ -22,7 +22,7 @@ class ZarrFile(SourceFile):
         found: dict[str, zarr.Array[Any]] = {"": node} if isinstance(node, zarr.Array) else dict(node.arrays())
         self._own = isinstance(node, zarr.Group) and node.attrs.get("format") == ACTIVATIONS_FORMAT
         check_format(path, dict(node.attrs))
-        self._arrays = {name: array for name, array in found.items() if array.ndim and name != CHECKSUMS}
+        self._arrays = {name: array for name, array in found.items() if array.ndim and name != ROW_CHECKSUMS}
         self.arrays = {}
         for name, array in self._arrays.items():
             dtype = np.dtype(array.dtype)

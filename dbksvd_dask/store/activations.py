@@ -4,7 +4,7 @@
 STORE/zarr.json            format, version, provenance, `complete`, a digest of the content
 STORE/activations/         float16, float32, float64, or bfloat16 as uint16 with an attribute
 STORE/<aligned>/           labels, token ids, ...: one entry per sample, in the same row chunks
-STORE/crc32/               checksums of the rows of every chunk of every array
+STORE/crc32c/              checksums of the rows of every chunk of every array
 ```
 
 While it is written a store lies at `STORE.partial`, with a marker per finished chunk; it is renamed when

@@ -17,7 +17,7 @@ import dbksvd_dask
 from dbksvd_dask.errors import InputError, MismatchError
 from dbksvd_dask.store import atomic, remote
 from dbksvd_dask.store.dtypes import BFLOAT16, dtype_name, stored_dtype
-from dbksvd_dask.store.rows import ACTIVATIONS_FORMAT, ACTIVATIONS_VERSION, CHECKSUMS
+from dbksvd_dask.store.rows import ACTIVATIONS_FORMAT, ACTIVATIONS_VERSION, ROW_CHECKSUMS
 
 PARTS = ".parts"
 # DESIGN section 5: chunks of 16-64 MB; 32 MiB is the power of two in the middle
@@ -113,7 +113,7 @@ def make_plan(
         raise InputError(f"chunk_rows={rows}; need at least 1")
     specs = {key: Aligned.of(value) for key, value in (aligned or {}).items()}
     for key in specs:
-        if key in ("activations", CHECKSUMS) or not key.replace("_", "a").replace("-", "a").isalnum():
+        if key in ("activations", ROW_CHECKSUMS) or not key.replace("_", "a").replace("-", "a").isalnum():
             raise InputError(f"an aligned array cannot be called {key!r}; use letters, digits, - and _")
     provenance, identity = dict(attributes or {}), dict(job or {})
     return StorePlan(n_samples, n_features, name, rows, compressor, provenance, specs, identity)

@@ -27,7 +27,8 @@ from dbksvd_dask.store.remote import PathLike
 
 ACTIVATIONS_FORMAT = "dbksvd-activations"
 ACTIVATIONS_VERSION = 1
-CHECKSUMS = "crc32"
+CHECKSUMS = "crc32"  # of stores of codes
+ROW_CHECKSUMS = "crc32c"  # of activation stores
 
 _HANDLES: dict[tuple[str, str, str], zarr.Array[Any]] = {}
 _HANDLES_LOCK = threading.Lock()
@@ -318,7 +319,7 @@ def aligned_names(reader: RowReader, group: zarr.Group) -> list[str]:
     return sorted(
         name
         for name, array in group.arrays()
-        if array.shape[:1] == (reader.n_samples,) and name not in (reader.array, CHECKSUMS)
+        if array.shape[:1] == (reader.n_samples,) and name not in (reader.array, ROW_CHECKSUMS)
     )
 
 

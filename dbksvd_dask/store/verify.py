@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 
 import numpy as np
@@ -10,8 +9,9 @@ import zarr
 
 from dbksvd_dask.errors import StoreError
 from dbksvd_dask.store import atomic, remote
+from dbksvd_dask.store.checksums import crc32c
 from dbksvd_dask.store.remote import PathLike
-from dbksvd_dask.store.rows import CHECKSUMS, open_aligned, open_rows
+from dbksvd_dask.store.rows import ROW_CHECKSUMS, open_aligned, open_rows
 
 
 def verify_store(path: PathLike, on_chunk: Callable[[int], None] | None = None) -> int:
@@ -37,7 +37,7 @@ def verify_store(path: PathLike, on_chunk: Callable[[int], None] | None = None) 
     reader = open_rows(path)
     group = remote.open_zarr(path)
     assert isinstance(group, zarr.Group)
-    table = group.get(CHECKSUMS)
+    table = group.get(ROW_CHECKSUMS)
     if not isinstance(table, zarr.Array):
         raise StoreError(f"{path} has no checksums; it was not written by this package")
     expected = np.asarray(table[...])
@@ -46,7 +46,7 @@ def verify_store(path: PathLike, on_chunk: Callable[[int], None] | None = None) 
     bad = []
     for chunk in range(reader.n_chunks):
         blocks = (r.read_stored(*r.chunk_bounds(chunk)) for r in readers)
-        found = [zlib.crc32(block.reshape(-1).view(np.uint8).data) for block in blocks]
+        found = [crc32c(block) for block in blocks]
         if found != expected[chunk].tolist():
             bad.append(chunk)
         if on_chunk is not None:

@@ -6,8 +6,8 @@ import hashlib
 import json
 import math
 import os
-import zlib
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,13 @@ import zarr
 
 from dbksvd_dask.errors import InputError, JobError, StoreError
 from dbksvd_dask.store import atomic, remote
-from dbksvd_dask.store.checksums import bytes_of, file_crc, file_equals, same_bytes
+from dbksvd_dask.store.checksums import bytes_of, crc32c, file_crc, file_equals, same_bytes
 from dbksvd_dask.store.dtypes import stored_dtype
 from dbksvd_dask.store.layout import PARTS, Aligned, StorePlan, check_same, create_group, make_plan
 from dbksvd_dask.store.remote import PathLike
-from dbksvd_dask.store.rows import CHECKSUMS
+from dbksvd_dask.store.rows import ROW_CHECKSUMS
+
+FSYNC_THREADS = 4
 
 
 class ActivationWriter:
@@ -101,14 +103,14 @@ class ActivationWriter:
         checksums = []
         for name in self._names():
             block = np.ascontiguousarray(given[name])
-            checksums.append(zlib.crc32(bytes_of(block)))
+            checksums.append(crc32c(block))
             self._write_block(name, i, block)
             if verify and not self._reads_back(name, i, block):
                 raise JobError(
                     f"chunk {i} of `{name}` in {self.work} does not read back as it was written; "
                     "is the disk failing?"
                 )
-        self._ledger.mark(i, {"rows": len(rows), "crc32": checksums})
+        self._ledger.mark(i, {"rows": len(rows), "crc32c": checksums})
 
     def check_chunk(self, i: int) -> bool:
         """Tell whether a written chunk reads back as it was written, by its checksums."""
@@ -117,7 +119,7 @@ class ActivationWriter:
             read_back = [self._checksum(name, i, mark["rows"]) for name in self._names()]
         except (OSError, KeyError, ValueError):
             return False
-        return bool(read_back == mark["crc32"])
+        return bool(read_back == mark["crc32c"])
 
     def recheck(self) -> list[int]:
         """Read every written chunk back; those that differ count as missing again and are returned.
@@ -165,7 +167,7 @@ class ActivationWriter:
                 f"{self.path} cannot be finished: chunks {atomic.describe_parts(bad)} do not read back as they "
                 "were written (is the disk failing?); run again to write them anew"
             )
-        table = np.array([mark["crc32"] for mark in marks], np.uint32)
+        table = np.array([mark["crc32c"] for mark in marks], np.uint32)
         self._write_checksums(table)
         self._settle()
         # in one write (attrs.update makes one per key): a store is complete with all its attributes, or not yet
@@ -239,7 +241,7 @@ class ActivationWriter:
         array = self._arrays[name]
         start = i * self.chunk_rows
         if not self._direct:
-            return zlib.crc32(bytes_of(np.ascontiguousarray(np.asarray(array[start : start + rows]))))
+            return crc32c(np.asarray(array[start : start + rows]))
         row_bytes = math.prod(tail) * dtype.itemsize
         return file_crc(self._chunk_file(name, i), rows * row_bytes, self.chunk_rows * row_bytes)
 
@@ -258,7 +260,7 @@ class ActivationWriter:
 
     def _write_checksums(self, table: npt.NDArray[np.uint32]) -> None:
         array = self._group.create_array(
-            CHECKSUMS,
+            ROW_CHECKSUMS,
             data=table,
             chunks=table.shape,
             compressors=None,
@@ -279,15 +281,15 @@ class ActivationWriter:
         """Remove scratch files that a killed run left among the chunks, and force the rest to the disk."""
         if remote.is_remote(self.work):
             return
-        for name in ["", *self._names(), CHECKSUMS]:
-            folder = os.path.join(self.work, name)
-            for found in os.listdir(folder):
-                path = os.path.join(folder, found)
-                if found.endswith(".partial"):
-                    os.unlink(path)
-                elif os.path.isfile(path):
-                    atomic.fsync_path(path)
-            atomic.fsync_path(folder)
+        folders = [os.path.join(self.work, name) for name in ("", *self._names(), ROW_CHECKSUMS)]
+        paths = []
+        for path in (os.path.join(folder, found) for folder in folders for found in os.listdir(folder)):
+            if path.endswith(".partial"):
+                os.unlink(path)
+            elif os.path.isfile(path):
+                paths.append(path)
+        with ThreadPoolExecutor(FSYNC_THREADS) as pool:  # waiting for the disk, not for a core
+            list(pool.map(atomic.fsync_path, (*paths, *folders)))
 
 
 def create_activations(
