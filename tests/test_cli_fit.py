@@ -134,7 +134,15 @@ def test_plan_says_what_it_takes_and_does_nothing(tmp_path, store):
     assert plan["passes"] == pytest.approx(2 * 256 / 540)
     assert plan["read_bytes"] == (2 * (256 + 60) + 540) * 16 * 4
     assert plan["estimated_seconds"] > 0
-    assert plan["memory_bytes"] > 0
+    assert plan["memory_bytes"] == DBKSVD(24, 3, batch_size=256, chunk_size=128).plan(store).total
+
+
+def test_a_fit_that_needs_more_memory_than_allowed_is_refused_before_it_starts(tmp_path, store):
+    code, out, err = jobs.command("fit", store, tmp_path / "run", *SMALL, "--memory-limit", "50MB")
+    assert (code, out) == (1, "")
+    assert "this fit is planned to take" in err
+    assert "more than memory_limit=50.0 MB" in err
+    assert not list(tmp_path.glob("run/checkpoint-*"))
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,9 @@ def read_speed(reader: Any) -> float:
     ----------
     reader : `store.rows.RowReader`
     """
-    began = time.perf_counter()
-    chunk = reader.read_stored(*reader.chunk_bounds(reader.n_chunks - 1))
-    return float(chunk.nbytes / max(time.perf_counter() - began, 1e-9))
+    best = float("inf")
+    for _ in range(3):  # a busy moment must not count for the whole run
+        began = time.perf_counter()
+        chunk = reader.read_stored(*reader.chunk_bounds(reader.n_chunks - 1))
+        best = min(best, time.perf_counter() - began)
+    return float(chunk.nbytes / max(best, 1e-9))

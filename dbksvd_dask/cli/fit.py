@@ -20,6 +20,7 @@ PARAMETERS: dict[str, Any] = {
     "k": None,
     **{field.name: field.default for field in fields(FitParams) if field.name not in ("n_atoms", "k")},
     "checkpoint_every": 1,
+    "memory_limit": None,
 }
 
 
@@ -53,7 +54,7 @@ def command(ctx: click.Context, /, store: str, run: str, as_json: bool, show_pla
     store = options.seen_by_workers(store, where)
     params = _parameters(ctx, run, given, resume)
     if show_plan:
-        common.report(_plan(store, params), as_json)
+        common.report(_plan(store, params, where), as_json)
         return
     common.report(*_fit(store, run, params, resume, force, where, log, as_json))
 
@@ -139,18 +140,22 @@ def _describe(run: str, model: Any, last: dict[str, float | None], seconds: floa
     )
 
 
-def _plan(store: str, params: dict[str, Any]) -> dict[str, Any]:
-    """What the fit would take."""
+def _plan(store: str, params: dict[str, Any], where: dict[str, Any]) -> dict[str, Any]:
+    """What the fit would take; on a running cluster as it is now, with --workers on one process as a bound."""
+    from dbksvd_dask import cluster
     from dbksvd_dask.cli.estimate import ITERATION_RATIO, product_speed, read_speed
     from dbksvd_dask.model import DBKSVD
     from dbksvd_dask.store.rows import open_rows
+    from dbksvd_dask.train import MEAN_ROWS
 
     reader = open_rows(store)
-    trainer = DBKSVD(**params)._trainer(store)
+    with cluster.connect(**{**where, "workers": None}):
+        model = DBKSVD(**params)
+        planned = model.plan(store)
+    trainer = model._trainer(store)
     p, stream, width = trainer.params, trainer.stream, reader.n_features
-    rows, itemsize = stream.rows_per_batch, trainer.dtype.itemsize
-    held = trainer._validation_rows.size
-    read = (p.n_iter * (rows + held) + min(stream.n_train, 262_144)) * width * reader.stored.itemsize
+    rows, held = stream.rows_per_batch, int(trainer._validation_rows.size)
+    read = (p.n_iter * (rows + held) + min(stream.n_train, MEAN_ROWS)) * width * reader.stored.itemsize
     flops = 2.0 * width * p.n_atoms * p.n_iter * (rows + held + p.n_atoms)
     seconds = ITERATION_RATIO * flops / product_speed(width, p.n_atoms, trainer.dtype) + read / read_speed(reader)
     return {
@@ -162,8 +167,11 @@ def _plan(store: str, params: dict[str, Any]) -> dict[str, Any]:
         "iterations": p.n_iter,
         "batch_rows": rows,
         "passes": p.n_iter * rows / stream.n_train,
-        "validation_rows": int(held),
+        "validation_rows": held,
         "read_bytes": read,
-        "written_bytes": p.n_atoms * width * itemsize,
+        "written_bytes": 2 * p.n_atoms * width * trainer.dtype.itemsize,
+        "memory_bytes": planned.total,
+        "memory": planned.describe(),
         "estimated_seconds": seconds,
+        "estimated_for": "the cores of this machine",
     }

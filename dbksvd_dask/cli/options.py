@@ -42,7 +42,8 @@ HELP = {
     "sparsity": "What --k is: the most nonzeros of a sample, or their mean.",
     "max_nonzeros": "With --sparsity mean, the most nonzeros of a sample (2 k when not given).",
     "growth": "Grow the dictionary from few atoms by this factor, such as 1.5.",
-    "growth_threshold": "While growing, stop a pursuit below this share of the typical coefficient.",
+    "growth_threshold": "While growing, stop a pursuit below this multiple of what chance would give.",
+    "memory_limit": "Refuse a fit that is planned to take more per process, such as 4GB.",
     "checkpoint_every": "Iterations between two checkpoints.",
 }
 
@@ -100,7 +101,7 @@ def _option(name: str, default: Any, required: bool) -> Callable[[F], F]:
     hint = str(FitParams.__annotations__.get(name, type(default).__name__))
     if "bool" in hint:
         return click.option(f"{flag}/--no-{flag[2:]}", name, default=default, show_default=True, help=text)
-    kind: Any = {"groups": Groups(), "init": str, "validation": str}.get(name)
+    kind: Any = {"groups": Groups(), "init": str, "validation": str, "memory_limit": str}.get(name)
     if name in CHOICES:
         kind = click.Choice(CHOICES[name])
     elif kind is None:
