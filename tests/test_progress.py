@@ -1,0 +1,200 @@
+"""Progress: events in order, and what the bar, the notebook view and the log make of them."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+
+import pytest
+from rich.console import Console
+
+from dbksvd_dask import events, progress
+from tests import clusters
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return clusters.small_store(tmp_path_factory.mktemp("progress"))
+
+
+@pytest.fixture(scope="module")
+def seen(store, tmp_path_factory):
+    """All events of a fit on two threads."""
+    out = []
+    clusters.on_threads(store, 2, callbacks=[out.append], checkpoint=tmp_path_factory.mktemp("run") / "run")
+    return out
+
+
+def of(kind, seen):
+    return [event for event in seen if isinstance(event, kind)]
+
+
+def record(relative_error):
+    return {"relative_error": relative_error, "validation_relative_error": relative_error + 0.01}
+
+
+def finished(iteration, error=0.5, n_iter=4):
+    return events.BatchFinished(iteration, n_iter, 1000, 2.0, 500.0, 90.0, 4_000_000, record(error))
+
+
+# ---------------------------------------------------------------------------------------------- events
+
+
+def test_events_come_in_order_with_every_batch_and_round(seen):
+    kinds = [type(event).__name__ for event in seen]
+    per_batch = ["BatchStarted", *["RoundFinished"] * clusters.N_ROUNDS, "BatchFinished", "CheckpointWritten"]
+    assert kinds == ["FitStarted", *per_batch * clusters.N_ITER, "FitFinished"]
+    rounds = [(e.iteration, e.round, e.n_rounds) for e in of(events.RoundFinished, seen)]
+    assert rounds == [(i, r, clusters.N_ROUNDS) for i in range(clusters.N_ITER) for r in range(clusters.N_ROUNDS)]
+
+
+def test_a_batch_tells_error_speed_time_left_and_bytes_read(seen):
+    batches = of(events.BatchFinished, seen)
+    assert [e.iteration for e in batches] == list(range(clusters.N_ITER))
+    for event in batches:
+        assert event.n_samples == 1600
+        assert event.bytes_read == 1600 * 32 * 4
+        assert event.samples_per_second == pytest.approx(1600 / event.seconds)
+        assert 0 < event.record["relative_error"] < 1
+        assert 0 < event.record["validation_relative_error"] < 1.2
+    assert batches[0].seconds_left > batches[-1].seconds_left == 0
+
+
+def test_groups_count_as_rounds_of_their_own(store):
+    out = []
+    clusters.on_threads(store, 1, callbacks=[out.append], groups=(16, 32), n_iter=1)
+    rounds = of(events.RoundFinished, out)
+    assert [e.round for e in rounds] == list(range(rounds[0].n_rounds))
+
+
+def test_a_failing_subscriber_does_not_end_the_run(store, caplog):
+    def fails(event):
+        raise RuntimeError("no screen")
+
+    out = []
+    clusters.on_threads(store, 1, callbacks=[fails, out.append], n_iter=1)
+    assert isinstance(out[-1], events.FitFinished)
+    assert "a progress callback failed" in caplog.text
+
+
+# ---------------------------------------------------------------------------------------------- snapshot
+
+
+def test_snapshot_follows_a_fit(seen):
+    view = progress.Snapshot()
+    done = []
+    for event in seen:
+        view.take(event)
+        done.append(view.done)
+    assert done == sorted(done), "a bar never goes back"
+    assert view.done == view.n_iter == clusters.N_ITER
+    assert view.bytes_read == clusters.N_ITER * 1600 * 32 * 4
+    assert view.checkpoint.endswith("checkpoint-000003.zarr")
+    assert view.planned_bytes > 0
+    assert len(view.errors) == clusters.N_ITER
+
+
+def test_snapshot_of_a_resumed_fit_begins_where_it_goes_on():
+    view = progress.Snapshot()
+    view.take(events.FitStarted(1000, 8, 16, 2, 10, 4, 100, 0))
+    assert (view.done, view.count) == (4, "4 of 10 batches")
+
+
+def test_rounds_move_the_bar_between_batches():
+    view = progress.Snapshot()
+    view.take(events.FitStarted(1000, 8, 16, 2, 10, 0, 100, 0))
+    view.take(events.BatchStarted(0, 99))
+    view.take(events.RoundFinished(0, 1, 8))
+    assert view.done == 0.25
+    assert view.count == "0 of 10 batches, round 2 of 8 of the next"
+
+
+def test_a_retry_is_noted_until_the_batch_is_done():
+    view = progress.Snapshot()
+    view.take(events.Retrying(0, 1, 3, "a worker is gone"))
+    assert view.note == "attempt 1 of 3 failed (a worker is gone); trying again"
+    view.take(finished(0))
+    assert view.note == ""
+
+
+def test_words_of_a_snapshot():
+    view = progress.Snapshot()
+    assert progress.describe(view) == "- left"
+    view.take(finished(0))
+    assert progress.describe(view) == "error 0.5000, held-out 0.5100, 500 samples/s, 1:30 min left, 4.0 MB read"
+
+
+# ---------------------------------------------------------------------------------------------- terminal
+
+
+def test_bar_shows_batches_error_and_notes(seen):
+    screen = io.StringIO()
+    with progress.TerminalBar(Console(file=screen, width=160, force_terminal=True, color_system=None)) as bar:
+        for event in seen:
+            bar(event)
+        bar(events.Retrying(2, 1, 3, "a [worker] is gone"))
+        bar(events.JobProgress("encode", 30, 120, "samples"))
+    text = screen.getvalue()
+    assert "3 of 3 batches" in text
+    assert "samples/s" in text
+    assert "attempt 1 of 3 failed (a [worker] is gone); trying again" in text
+    assert "30/120 samples" in text
+
+
+# ---------------------------------------------------------------------------------------------- file
+
+
+def test_log_has_one_object_per_event_and_goes_on_after_a_resume(seen, tmp_path):
+    path = tmp_path / "run.jsonl"
+    for half in (seen[:5], seen[5:]):
+        with progress.JsonLines(path) as log:
+            for event in half:
+                log(event)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["event"] for line in lines] == [type(event).__name__ for event in seen]
+    assert lines == sorted(lines, key=lambda line: line["time"])
+    last = next(line for line in reversed(lines) if line["event"] == "BatchFinished")
+    assert last["record"]["relative_error"] == of(events.BatchFinished, seen)[-1].record["relative_error"]
+
+
+def test_log_is_complete_at_any_time_and_strict_json(tmp_path):
+    path = tmp_path / "run.jsonl"
+    log = progress.JsonLines(path)
+    log(finished(0, error=math.nan))
+    (line,) = path.read_text().splitlines()  # before it is closed: a killed run leaves whole lines
+    assert json.loads(line, parse_constant=pytest.fail)["record"]["relative_error"] is None
+    log.__exit__(None, None, None)
+
+
+def test_subscribers_of_a_command(tmp_path):
+    with progress.subscribers(bar=False, log=tmp_path / "log") as callbacks:
+        assert [type(c) for c in callbacks] == [progress.JsonLines]
+    with progress.subscribers(bar=False) as callbacks:
+        assert callbacks == []
+
+
+# ---------------------------------------------------------------------------------------------- notebook
+
+
+def test_notebook_view_is_drawn_once_and_then_replaced(seen):
+    drawn, replaced = [], []
+
+    def display(text):
+        drawn.append(text)
+        return replaced.append
+
+    view = progress.NotebookView(display)
+    for event in seen:
+        view(event)
+    assert len(drawn) == 1
+    assert len(replaced) == len(seen) - 1
+    assert "width:100.0%" in replaced[-1]
+    assert "3 of 3 batches" in replaced[-1]
+    assert "<polyline" in replaced[-1]
+
+
+def test_notebook_view_escapes_what_it_shows():
+    view = progress.Snapshot(note="<script>")
+    assert "&lt;script&gt;" in progress.render(view)
+    assert "<script>" not in progress.render(view)
