@@ -101,15 +101,27 @@ def typical_coefficient(moments: Moments, n_nonzeros: int) -> float:
     return math.sqrt(max(explained, 0.0) / n_nonzeros) if n_nonzeros else 0.0
 
 
-def learned_threshold(params: FitParams, threshold: float, growing: bool, result: batch.BatchResult) -> float:
+def noise_coefficient(moments: Moments, n_atoms: int) -> float:
+    """Largest coefficient that chance would give: of n_atoms directions in noise as strong as the residual.
+
+    The residual of a sample has norm ``sigma * sqrt(n_features)``, and the largest of m normal numbers is about
+    ``sigma * sqrt(2 log m)`` (the universal threshold of Donoho and Johnstone).
+    """
+    per_feature = float(moments.r_square_sum.mean()) / max(moments.n_samples, 1)
+    return math.sqrt(2.0 * math.log(max(n_atoms, 2)) * per_feature)
+
+
+def training_threshold(params: FitParams, threshold: float, result: batch.BatchResult) -> float:
     """Smallest coefficient for the next batch, from what this batch had.
 
-    While a dictionary grows: a share of the typical coefficient. With k as the mean: what brings the mean number
-    of nonzeros to k, starting from half the typical coefficient. Otherwise none is learned.
+    A growing dictionary: a multiple of what chance would give, also after its last stage; a lower one undoes what
+    growth has found. (A share of the typical coefficient runs away: a higher threshold keeps only samples with
+    larger coefficients, whose typical one is larger again.) With k as the mean: what brings the mean number of
+    nonzeros to k, starting from half the typical coefficient. Otherwise none.
     """
     n_nonzeros = int(result.counts.sum())
-    if growing:
-        return params.growth_threshold * typical_coefficient(result.before, n_nonzeros)
+    if params.growth is not None:
+        return params.growth_threshold * noise_coefficient(result.before, result.dictionary.shape[0])
     if params.sparsity == "max":
         return 0.0
     if threshold == 0:

@@ -102,8 +102,9 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     growth : float or None, default None
         Grow the dictionary from 16 atoms to n_atoms by this factor at a time, with five iterations after each
         step: finds more of the features that made the data. `mean_` is then learned on the way.
-    growth_threshold : float, default 0.5
-        While growing, stop a pursuit below this share of the typical (root mean square) coefficient.
+    growth_threshold : float, default 1.3
+        While growing, stop a pursuit below this multiple of the largest coefficient that chance would give: the
+        residual's size per feature times ``sqrt(2 log n_atoms)``.
 
     Attributes
     ----------
@@ -159,7 +160,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         sparsity: str = "max",
         max_nonzeros: int | None = None,
         growth: float | None = None,
-        growth_threshold: float = 0.5,
+        growth_threshold: float = 1.3,
     ) -> None:
         self.n_atoms = n_atoms
         self.k = k

@@ -83,7 +83,7 @@ class FitParams:
     sparsity: str = "max"
     max_nonzeros: int | None = None
     growth: float | None = None
-    growth_threshold: float = 0.5
+    growth_threshold: float = 1.3
 
     @property
     def slots(self) -> int:
@@ -91,6 +91,13 @@ class FitParams:
         if self.sparsity == "max":
             return self.k
         return self.max_nonzeros or min(SLOTS_PER_MEAN * self.k, self.n_atoms)
+
+    @property
+    def training_slots(self) -> int:
+        """Most nonzeros of a sample in training; a growing dictionary is held back by its threshold instead."""
+        if self.growth is None:
+            return self.slots
+        return max(self.slots, min(SLOTS_PER_MEAN * self.k, self.n_atoms))
 
     @property
     def growth_sizes(self) -> tuple[int, ...] | None:

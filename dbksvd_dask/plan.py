@@ -118,10 +118,11 @@ def plan_rounds(group: Group, seed: int, iteration: int) -> list[np.ndarray]:
 
 # ---------------------------------------------------------------------------------------------- growth
 
-# Iterations of one stage of growth: first with the groups in order, each fitted to what the ones before it leave,
-# then ordinary ones. From a study on small SynthSAEBench models.
-STAGED_ITERATIONS = 2
-ORDINARY_ITERATIONS = 3
+# Iterations of one stage of growth: first some with the groups in order, each fitted to what the ones before it
+# leave, then ordinary ones. On the small SynthSAEBench model (seed 0, growth=1.5, non-negative) 2 + 3 gave an MCC
+# of 0.683 where 0 + 5 gave 0.755; ten iterations a stage, or growth=1.2, gave no more.
+STAGED_ITERATIONS = 0
+ORDINARY_ITERATIONS = 5
 FIRST_ATOMS = 16
 
 
@@ -163,8 +164,6 @@ class GrowthStep(NamedTuple):
 def growth_step(sizes: Sequence[int], iteration: int) -> GrowthStep:
     """What growth does in an iteration; after the last stage the dictionary is fitted as any other.
 
-    >>> growth_step((16, 24, 36), 6)
-    GrowthStep(stage=1, n_atoms=24, staged=True)
     >>> growth_step((16, 24, 36), 7)
     GrowthStep(stage=1, n_atoms=24, staged=False)
     >>> growth_step((16, 24, 36), 40)

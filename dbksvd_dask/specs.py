@@ -52,8 +52,8 @@ def training_groups(params: FitParams, n_atoms: int, staged: bool) -> tuple[plan
     """
     sizes = params.growth_sizes
     if sizes is not None and staged:
-        return plan.grown_groups(sizes, n_atoms, params.slots, params.n_rounds)
-    slots = min(params.slots, n_atoms)
+        return plan.grown_groups(sizes, n_atoms, params.training_slots, params.n_rounds)
+    slots = min(params.training_slots, n_atoms)
     groups = plan.plan_groups(n_atoms, slots, None if sizes is not None else params.groups, params.n_rounds)
     return tuple(group._replace(k=min(group.k, group.stop - group.start)) for group in groups)
 

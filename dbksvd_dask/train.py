@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 MEAN_ROWS = 262_144
 
 History = dict[str, list[float]]
+
+_THRESHOLDS = ("threshold", "training_threshold")  # of a state, as a checkpoint names them
 T = TypeVar("T")
 
 
@@ -43,7 +45,8 @@ class FitState:
     history: History = field(default_factory=dict)
     counts: np.ndarray | None = None  # (n_atoms,) samples per atom in the last batch
     previous: np.ndarray | None = None  # (n_atoms, n_features) one iteration ago, for the momentum
-    threshold: float = 0.0  # smallest coefficient, where the fit learns one
+    threshold: float = 0.0  # smallest coefficient when encoding, where the fit learns one
+    training_threshold: float = 0.0  # the same in training; another one only where a dictionary grows
 
 
 def working_dtype(dtype: Any) -> np.dtype:
@@ -152,9 +155,11 @@ class Trainer:
         staged : while a dictionary grows, whether this batch goes group by group
         """
         p = self.params
-        n_atoms, threshold = (p.n_atoms, 0.0) if state is None else (state.dictionary.shape[0], state.threshold)
+        n_atoms, threshold = p.n_atoms, 0.0
+        if state is not None:
+            n_atoms, threshold = state.dictionary.shape[0], state.training_threshold
         groups = training_groups(p, n_atoms, staged)
-        encode = encode_spec(p, threshold, n_atoms)._replace(stages=())
+        encode = encode_spec(p, threshold, n_atoms)._replace(stages=(), k=max(group.k for group in groups))
         where, size, _ = self._place
         return batch.BatchSpec(groups, encode, p.lanczos_steps, size, p.dead_atoms, p.seed, self.dtype, where)
 
@@ -167,30 +172,50 @@ class Trainer:
         now = self._growth_now(state.iteration)
         state = self._grown(state, rows, now)
         spec = self.batch_spec(state, now is not None and now.staged)
-        ahead = extrapolated(state.dictionary, state.previous, self.params.momentum)
+        # while it grows a dictionary settles within a few batches; moved on, it found fewer true features
+        momentum = self.params.momentum if now is None else 0.0
+        ahead = extrapolated(state.dictionary, state.previous, momentum)
 
         def run() -> batch.BatchResult:
             graph = batch.build_batch(self.source, rows, ahead, state.mean, spec, state.iteration)
             self._emit(events.BatchStarted(state.iteration, batch.count_tasks(graph)))
             return batch.run_batch(graph, self._round_counter(spec, state.iteration))
 
-        return self._after(state, self._attempt(run, state.iteration), now)
+        return self._after(state, self._attempt(run, state.iteration), now, rows)
 
-    def _after(self, state: FitState, result: batch.BatchResult, now: plan.GrowthStep | None) -> FitState:
+    def _after(
+        self, state: FitState, result: batch.BatchResult, now: plan.GrowthStep | None, rows: np.ndarray
+    ) -> FitState:
         """State after a batch: what it gave, what it taught about mean and threshold, and its record."""
-        threshold = growth.learned_threshold(self.params, state.threshold, now is not None, result)
+        learned = growth.training_threshold(self.params, state.training_threshold, result)
         mean = state.mean if now is None else growth.moved_mean(state.mean, result)
-        record = _record(result, result.before.n_samples)
-        if now is not None:
-            record |= {"n_atoms": float(now.n_atoms), "stage": float(now.stage)}
-        if now is not None or self.params.sparsity == "mean":
-            record["threshold"] = threshold
         # an atom that was replaced has no direction of travel yet
         previous = np.where((result.counts == 0)[:, None], result.dictionary, state.dictionary)
-        new = FitState(result.dictionary, mean, state.iteration + 1, {}, result.counts, previous, threshold)
+        new = FitState(result.dictionary, mean, state.iteration + 1, {}, result.counts, previous, learned, learned)
+        record = _record(result, result.before.n_samples)
+        if now is not None:
+            new.threshold = self._encode_threshold(new, state.threshold or learned, rows)
+            record |= {"n_atoms": float(now.n_atoms), "stage": float(now.stage), "growth_threshold": learned}
+        if self.params.sparsity == "mean":
+            record["threshold"] = new.threshold
         record.update(self._validate(new))
         new.history = {name: [*state.history.get(name, []), value] for name, value in record.items()}
         return new
+
+    def _encode_threshold(self, state: FitState, threshold: float, rows: np.ndarray) -> float:
+        """Smallest coefficient with which a growing dictionary encodes.
+
+        With k as the maximum that of its training; with k as the mean, one that follows the number of nonzeros
+        of a chunk of the batch.
+        """
+        if self.params.sparsity == "max":
+            return state.training_threshold
+        part, iteration = rows[: self._place.chunk_size], state.iteration - 1
+        how, D = self._encode_plan(replace(state, threshold=threshold)), state.dictionary
+        _, n_nonzeros = self._compute(
+            lambda: encoding.build_evaluation(self.source, part, D, how, part.size, iteration)
+        )
+        return plan.next_threshold(threshold, n_nonzeros / part.size, self.params.k)
 
     def _growth_now(self, iteration: int) -> plan.GrowthStep | None:
         """What growth does in this iteration; None when the dictionary does not grow."""
@@ -206,7 +231,7 @@ class Trainer:
         # a quarter of the batch would do as well as all of it; at least some rows to choose from for each atom
         rows = rows[: max(self.params.chunk_size, 16 * n_new)]
         draw = growth.Draw(n_new, self.params.seed, state.iteration)
-        how = self._encode_plan(state)
+        how = self._encode_plan(replace(state, threshold=state.training_threshold))
         old, size = state.dictionary, self._place.chunk_size
         D = self._attempt(lambda: growth.grow(self.source, rows, old, how, size, draw), state.iteration)
         previous = None if state.previous is None else np.concatenate([state.previous, D[n_atoms:]])
@@ -324,16 +349,16 @@ class Trainer:
             history=state.history,
             counts=state.counts,
             previous=state.previous,
-            extra={"threshold": state.threshold} if state.threshold else {},
+            extra={name: value for name in _THRESHOLDS if (value := getattr(state, name))},
         )
 
     def resume(self, run: str) -> FitState:
         """State of the newest checkpoint of a run; refused when it is of another fit."""
         stored = keeping.newest_readable(run)
         keeping.require_same_fit(run, stored, self.params.to_json(), self.source.identity)
-        threshold = float(stored.extra.get("threshold", 0.0))
-        known = (stored.iteration, stored.history, stored.counts, stored.previous, threshold)
-        return FitState(stored.atoms, stored.mean, *known)
+        thresholds = [float(stored.extra.get(name, 0.0)) for name in _THRESHOLDS]
+        history, counts, previous = stored.history, stored.counts, stored.previous
+        return FitState(stored.atoms, stored.mean, stored.iteration, history, counts, previous, *thresholds)
 
     def fit(self, checkpoint: str | None = None, every: int = 1, resume: bool = False) -> FitState:
         """Run the whole fit, with checkpoints if a folder is given."""

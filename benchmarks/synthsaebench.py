@@ -1,0 +1,248 @@
+"""SynthSAEBench: how many of the features that made the data a dictionary finds.
+
+    python -m benchmarks.synthsaebench --size small --seeds 0 1 2 --cache CACHE --json results.jsonl
+
+For each seed (of the model that makes the data, of the samples and of the training) and each L0: plain, Matryoshka
+and growing DB-KSVD, signed and non-negative, against BatchTopK and Matryoshka SAEs that sae-lens trains on the
+same rows. The scorer is sae-lens' own. Nobody sees labels: everyone has a threshold that training has brought to
+the wanted mean number of nonzeros (a BatchTopK SAE its running threshold, DB-KSVD ``sparsity="mean"``), and is
+scored at the L0 that it then has on the test rows. Needs the extra `synth`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import numpy as np
+import scipy.sparse as sp
+
+from benchmarks.synth_model import SIZES, Samples, load_samples
+from dbksvd_dask import DBKSVD
+
+# ---------------------------------------------------------------------------------------------- scoring
+
+
+def score(D: np.ndarray, codes: sp.csr_array, bias: np.ndarray, samples: Samples) -> dict[str, float]:
+    """Scores of sae-lens, and the explained variance of the reconstruction.
+
+    Parameters
+    ----------
+    D : (n_atoms, hidden_dim), unit rows
+    codes : csr (n_test, n_atoms)
+    bias : (hidden_dim,)
+    """
+    import torch
+    from sae_lens.synthetic import evals
+
+    decoder, truth = torch.tensor(np.array(D)), torch.tensor(np.array(samples.truth))
+    table = evals.ClassificationMetricsCalculator(decoder, truth)
+    missed = total = 0.0
+    centre = samples.test.mean(axis=0)
+    for a in range(0, codes.shape[0], 1000):
+        part = codes[a : a + 1000]
+        Y = np.asarray(samples.test[a : a + 1000])
+        missed += float(np.square(Y - part @ D - bias).sum())
+        total += float(np.square(Y - centre).sum())
+        features = samples.test_features[a : a + 1000].toarray()
+        table.add_batch(torch.tensor(part.toarray()), torch.tensor(features))
+    found = table.compute()
+    return {
+        "EV": 1.0 - missed / total,
+        "MCC": evals.mean_correlation_coefficient(decoder, truth),
+        "uniqueness": evals.feature_uniqueness(decoder, truth),
+        "precision": found.precision,
+        "recall": found.recall,
+        "F1": found.f1_score,
+        "L0": codes.nnz / codes.shape[0],
+        "dead": float(np.count_nonzero(np.diff(codes.tocsc().indptr) == 0)),
+    }
+
+
+# ---------------------------------------------------------------------------------------------- DB-KSVD
+
+BATCHES = {"small": 20_000, "medium": 20_000, "16k": 50_000}
+
+
+def fits(name: str, growth: float) -> dict[str, dict[str, Any]]:
+    """Give the settings of every DB-KSVD in the table."""
+    n_atoms = SIZES[name].n_atoms
+    nested = (n_atoms // 16, n_atoms * 3 // 16, n_atoms * 3 // 4)
+    return {
+        "DB-KSVD": {},
+        "DB-KSVD, non-negative": {"nonneg": True},
+        "Matryoshka DB-KSVD": {"groups": nested},
+        "Matryoshka DB-KSVD, non-negative": {"groups": nested, "nonneg": True},
+        "growing DB-KSVD": {"growth": growth},
+        "growing DB-KSVD, non-negative": {"growth": growth, "nonneg": True},
+    }
+
+
+def fit_dbksvd(name: str, samples: Samples, l0: int, seed: int, how: dict[str, Any]) -> tuple[DBKSVD, float]:
+    """Fit one dictionary; growing ones take as many iterations as their stages need."""
+    from dbksvd_dask import plan
+
+    n_atoms = SIZES[name].n_atoms
+    n_iter = 40
+    if "growth" in how:
+        n_iter = plan.growth_iterations(plan.growth_sizes(n_atoms, how["growth"]))
+    settings = {"n_iter": n_iter, "batch_size": BATCHES[name], "validation": 0, "sparsity": "mean", "seed": seed}
+    model = DBKSVD(n_atoms, l0, **settings, **how)
+    began = time.perf_counter()
+    model.fit(np.asarray(samples.train))
+    return model, time.perf_counter() - began
+
+
+def dbksvd_rows(
+    name: str, samples: Samples, l0: int, seed: int, growth: float, only: str
+) -> Iterator[dict[str, Any]]:
+    """Score every DB-KSVD, encoded plainly and, where it has groups, staged."""
+    for method, how in fits(name, growth).items():
+        if only not in method:
+            continue
+        model, seconds = fit_dbksvd(name, samples, l0, seed, how)
+        for encode in ("plain", "staged") if "groups" in how or "growth" in how else ("plain",):
+            model.set_params(encode=encode, output="sparse")
+            codes = model.transform(np.asarray(samples.test))
+            scores = score(model.components_, codes, model.mean_, samples)
+            yield {"method": method, "encode": encode, "seconds": seconds, **scores}
+
+
+# ---------------------------------------------------------------------------------------------- SAEs
+
+
+def train_sae(name: str, samples: Samples, l0: int, seed: int, kind: str, n_samples: int) -> tuple[Any, float]:
+    """Let sae-lens train an SAE on the same rows, gone round as often as n_samples needs."""
+    import torch
+    from sae_lens.config import LoggingConfig, SAETrainerConfig
+    from sae_lens.saes.batchtopk_sae import BatchTopKTrainingSAE, BatchTopKTrainingSAEConfig
+    from sae_lens.saes.matryoshka_batchtopk_sae import (
+        MatryoshkaBatchTopKTrainingSAE,
+        MatryoshkaBatchTopKTrainingSAEConfig,
+    )
+    from sae_lens.training.sae_trainer import SAETrainer
+
+    torch.manual_seed(seed)
+    n_atoms = SIZES[name].n_atoms
+    common = {"d_in": SIZES[name].hidden_dim, "d_sae": n_atoms, "k": l0}
+    if kind == "Matryoshka SAE":
+        widths = [n_atoms // 16, n_atoms // 4, n_atoms]
+        sae: Any = MatryoshkaBatchTopKTrainingSAE(
+            MatryoshkaBatchTopKTrainingSAEConfig(matryoshka_widths=widths, **common)
+        )
+    else:
+        sae = BatchTopKTrainingSAE(BatchTopKTrainingSAEConfig(**common))
+    config = SAETrainerConfig(
+        total_training_samples=n_samples,
+        train_batch_size_samples=1024,
+        lr=3e-4,
+        lr_decay_steps=n_samples // 1024 // 3,
+        lr_end=3e-5,
+        logger=LoggingConfig(log_to_wandb=False, eval_every_n_wandb_logs=2**31 - 1),
+    )
+    began = time.perf_counter()
+    SAETrainer(cfg=config, sae=sae, data_provider=_batches(samples, seed)).fit()
+    return sae.eval(), time.perf_counter() - began
+
+
+def _batches(samples: Samples, seed: int, size: int = 1024) -> Iterator[Any]:
+    """Rows in a new order in every epoch, without end."""
+    import torch
+
+    rng = np.random.default_rng(seed)
+    train = torch.tensor(np.asarray(samples.train))
+    while True:
+        order = rng.permutation(len(train))
+        for a in range(0, len(order) - size + 1, size):
+            yield train[order[a : a + size]]
+
+
+def sae_row(name: str, samples: Samples, l0: int, seed: int, kind: str, n_samples: int) -> dict[str, Any]:
+    """Train and score one SAE with its own encoder, at the threshold that its training has learned."""
+    import torch
+
+    sae, seconds = train_sae(name, samples, l0, seed, kind, n_samples)
+    threshold = float(sae.topk_threshold)
+    with torch.no_grad():
+        decoder = sae.W_dec.numpy()
+        norms = np.linalg.norm(decoder, axis=1)
+        parts = []
+        for a in range(0, len(samples.test), 2000):
+            Y = torch.tensor(np.asarray(samples.test[a : a + 2000]))
+            _, pre = sae.encode_with_hidden_pre(Y)
+            # as the inference form of a BatchTopK SAE does it: a JumpReLU at the learned threshold
+            parts.append(sp.csr_array((pre * (pre > threshold)).numpy()))
+        codes = sp.csr_array(sp.vstack(parts, format="csr"))
+    scores = score(decoder / norms[:, None], codes, sae.b_dec.detach().numpy(), samples)
+    return {"method": kind, "encode": "own", "seconds": seconds, **scores}
+
+
+# ---------------------------------------------------------------------------------------------- table
+
+COLUMNS = ("EV", "MCC", "uniqueness", "precision", "recall", "F1", "L0", "dead", "seconds")
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Markdown: mean over seeds, and the spread (largest less smallest) where there are several."""
+    lines = ["| k | method | encode | seeds | " + " | ".join(COLUMNS) + " |", "|" + "---|" * (4 + len(COLUMNS))]
+    for key in dict.fromkeys((r["k"], r["method"], r["encode"]) for r in rows):
+        mine = [r for r in rows if (r["k"], r["method"], r["encode"]) == key]
+        cells = []
+        for column in COLUMNS:
+            values = np.array([r[column] for r in mine])
+            digits = 0 if column in ("dead", "seconds") else 2 if column == "L0" else 3
+            spread = f" ({np.ptp(values):.{digits}f})" if len(mine) > 1 else ""
+            cells.append(f"{values.mean():.{digits}f}{spread}")
+        lines.append(f"| {key[0]} | {key[1]} | {key[2]} | {len(mine)} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def run(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield one row per seed, L0, method and encoding."""
+    size = SIZES[args.size]
+    for seed in args.seeds:
+        samples = load_samples(args.cache, args.size, seed, args.rows)
+        for l0 in args.l0 or size.l0:
+            common = {"size": args.size, "seed": seed, "k": l0}
+            if args.only != "SAE":
+                for row in dbksvd_rows(args.size, samples, l0, seed, args.growth, args.only):
+                    yield common | row
+            for kind in ("BatchTopK SAE", "Matryoshka SAE"):
+                if args.sae_samples and args.only in kind:
+                    yield common | sae_row(args.size, samples, l0, seed, kind, args.sae_samples)
+
+
+def main() -> None:
+    """Read the command line, run, print rows as they come and the table at the end."""
+    parser = argparse.ArgumentParser(description="Recovery of true features: SynthSAEBench.")
+    parser.add_argument("--size", choices=sorted(SIZES), default="small")
+    parser.add_argument("--cache", type=Path, required=True, help="folder that keeps the drawn samples")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--l0", type=int, nargs="+", help="mean numbers of nonzeros; some by size when not given")
+    parser.add_argument("--rows", type=int, help="training rows, when not those of the size")
+    parser.add_argument("--growth", type=float, default=1.5)
+    parser.add_argument("--sae-samples", type=int, default=4_000_000, help="samples an SAE sees; 0 for no SAEs")
+    parser.add_argument("--only", default="", help="only methods whose name contains this")
+    parser.add_argument("--threads", type=int, help="of Dask; one per core when not given")
+    parser.add_argument("--json", type=Path, help="append each row to this file as it comes")
+    args = parser.parse_args()
+    rows = []
+    with dask.config.set(scheduler="threads", **({"num_workers": args.threads} if args.threads else {})):
+        for row in run(args):
+            rows.append(row)
+            line = json.dumps({k: round(v, 5) if isinstance(v, float) else v for k, v in row.items()})
+            print(line, file=sys.stderr, flush=True)
+            if args.json is not None:
+                with args.json.open("a") as file:
+                    file.write(line + "\n")
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""Growing dictionaries: the schedule, the draw of new atoms, and the same promises as any other fit."""
+
+import itertools
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dbksvd_dask import DBKSVD, growth, plan
+from dbksvd_dask.encode_job import encode_store
+from dbksvd_dask.errors import InputError
+from dbksvd_dask.store.codes import open_codes
+from dbksvd_dask.store.dictionary import open_dictionary
+from tests import naive_groups
+
+SIZES = (16, 24, 36, 48)  # growth=1.5 to 48 atoms
+
+
+def samples(rng, n=400, d=24):
+    return rng.standard_normal((n, d)).astype(np.float32) + 0.5
+
+
+# ---------------------------------------------------------------------------------------------- schedule
+
+
+@given(n_atoms=st.integers(1, 20_000), factor=st.floats(1.01, 8.0))
+def test_sizes_rise_to_n_atoms_by_no_more_than_the_factor(n_atoms, factor):
+    sizes = plan.growth_sizes(n_atoms, factor)
+    assert sizes[0] == min(16, n_atoms)
+    assert sizes[-1] == n_atoms
+    for a, b in itertools.pairwise(sizes):
+        assert a < b <= max(a + 1, a * factor + 1)
+
+
+@given(iteration=st.integers(0, 500), factor=st.floats(1.05, 4.0))
+def test_schedule_never_shrinks_and_ends_with_all_atoms(iteration, factor):
+    sizes = plan.growth_sizes(300, factor)
+    now, then = plan.growth_step(sizes, iteration), plan.growth_step(sizes, iteration + 1)
+    assert now.n_atoms == sizes[now.stage] <= then.n_atoms
+    assert then.stage - now.stage in (0, 1)
+    if iteration >= plan.growth_iterations(sizes):
+        assert (now.n_atoms, now.staged) == (300, False)
+
+
+@given(n_atoms=st.integers(1, 2000), stage=st.integers(0, 30), k=st.integers(1, 64))
+def test_groups_are_what_each_stage_added(n_atoms, stage, k):
+    sizes = plan.growth_sizes(n_atoms, 1.5)
+    now = sizes[min(stage, len(sizes) - 1)]
+    groups = plan.grown_groups(sizes, now, k, 8)
+    assert [g.start for g in groups] == [0, *(g.stop for g in groups[:-1])]
+    assert groups[-1].stop == now
+    assert all(1 <= g.k <= min(k, g.stop - g.start) for g in groups)
+    assert all(1 <= g.n_rounds <= g.stop - g.start for g in groups)
+
+
+# ---------------------------------------------------------------------------------------------- new atoms
+
+
+def test_keys_give_the_draw_of_the_twin(rng):
+    norms, uniform = rng.random(50), rng.random(50)
+    norms[::7] = 0
+    keys = growth.race_keys(norms, uniform)
+    best = [int(i) for i in np.argsort(-keys, kind="stable")[:45] if np.isfinite(keys[i])]
+    assert best == naive_groups.proportional_winners(norms, uniform, 45)
+
+
+def test_draws_are_proportional_to_squared_norms(rng):
+    norms = np.sqrt([1.0, 2.0, 4.0, 1.0])
+    first = [int(np.argmax(growth.race_keys(norms, rng.random(4)))) for _ in range(4000)]
+    np.testing.assert_allclose(np.bincount(first) / 4000, np.array([1, 2, 4, 1]) / 8, atol=0.03)
+
+
+def test_samples_without_residual_give_random_directions():
+    """Data of one direction: nothing is left over to take, and the fit still ends with unit atoms."""
+    Y = np.outer(np.arange(1, 101), np.ones(12)).astype(np.float32)
+    model = DBKSVD(20, 2, growth=1.5, n_iter=10, center=False, nonneg=True, validation=0).fit(Y)
+    np.testing.assert_allclose(np.linalg.norm(model.components_, axis=1), 1, atol=1e-5)
+    assert np.isfinite(model.history_["relative_error"]).all()
+
+
+# ---------------------------------------------------------------------------------------------- fits
+
+
+@pytest.mark.parametrize("how", [{"nonneg": True}, {}, {"nonneg": True, "sparsity": "mean"}])
+def test_history_tells_the_stages(rng, how):
+    model = DBKSVD(48, 4, growth=1.5, n_iter=22, chunk_size=100, **how).fit(samples(rng))
+    assert model.components_.shape == (48, 24)
+    expected = [plan.growth_step(SIZES, i) for i in range(22)]
+    assert model.history_["n_atoms"].values.tolist() == [s.n_atoms for s in expected]
+    assert model.history_["stage"].values.tolist() == [s.stage for s in expected]
+    assert (model.history_["growth_threshold"].values > 0).all()
+    assert model.threshold_ > 0
+    assert "validation_variance_explained" in model.history_
+
+
+def test_mean_is_learned_on_the_way(rng):
+    Y = samples(rng)
+    model = DBKSVD(16, 2, growth=1.5, n_iter=10, nonneg=True).fit(Y)
+    rest = Y - model.inverse_transform(model.transform(Y))
+    assert np.linalg.norm(model.mean_) > 0
+    assert np.linalg.norm(rest.mean(axis=0)) < 0.2 * np.linalg.norm(Y.mean(axis=0))
+    assert (DBKSVD(16, 2, growth=1.5, n_iter=5, center=False).fit(Y).mean_ == 0).all()
+
+
+@pytest.mark.parametrize("how", [{"nonneg": True}, {"sparsity": "mean"}])
+def test_threads_and_chunks_do_not_change_a_bit(rng, how):
+    Y = samples(rng, 500)
+    how = {"growth": 3.0, "n_iter": 11, "chunk_size": 128, "validation": 64, **how}
+    models = []
+    for config in ({"scheduler": "threads", "num_workers": 2}, {"scheduler": "synchronous"}):
+        with dask.config.set(**config):
+            models.append(DBKSVD(24, 4, **how).fit(Y))
+    models += [DBKSVD(24, 4, **how).fit(da.from_array(Y, chunks=c)) for c in ((500, 24), (77, 10))]
+    for a, b in (models[:2], models[2:]):
+        assert a.components_.tobytes() == b.components_.tobytes()
+        assert a.mean_.tobytes() == b.mean_.tobytes()
+        assert a.threshold_ == b.threshold_
+
+
+@pytest.mark.parametrize("stop", [4, 5, 7])
+def test_resume_in_any_stage_gives_same_dictionary(rng, tmp_path, monkeypatch, stop):
+    from dbksvd_dask.train import Trainer
+
+    Y = samples(rng)
+    how = {"growth": 1.5, "n_iter": 10, "nonneg": True, "validation": 0}
+    whole = DBKSVD(24, 3, **how).fit(Y)
+
+    real, seen = Trainer.step, []
+
+    def interrupted(self, state, rows=None):
+        if len(seen) == stop:
+            raise KeyboardInterrupt
+        seen.append(state.iteration)
+        return real(self, state, rows)
+
+    monkeypatch.setattr(Trainer, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        DBKSVD(24, 3, checkpoint=tmp_path / "run", **how).fit(Y)
+    monkeypatch.undo()
+    stored = open_dictionary(tmp_path / "run")
+    assert stored.n_atoms == plan.growth_step((16, 24), stop - 1).n_atoms
+    resumed = DBKSVD(24, 3, checkpoint=tmp_path / "run", **how).fit(Y, resume=True)
+    assert whole.components_.tobytes() == resumed.components_.tobytes()
+    assert whole.mean_.tobytes() == resumed.mean_.tobytes()
+    np.testing.assert_array_equal(whole.history_["n_atoms"], resumed.history_["n_atoms"])
+
+
+def test_an_unfinished_dictionary_can_encode(rng, tmp_path):
+    import zarr
+
+    Y = samples(rng)
+    zarr.create_array(str(tmp_path / "y.zarr"), shape=Y.shape, dtype="f4", chunks=(100, 24))[...] = Y
+    how = {"growth": 1.5, "encode": "staged", "nonneg": True, "checkpoint": tmp_path / "run", "n_iter": 20}
+    DBKSVD(48, 3, **how).fit(tmp_path / "y.zarr")
+    for kept in (tmp_path / "run").iterdir():
+        stored = open_dictionary(kept)
+        stored.atoms, stored.iteration = stored.atoms[:24], 7  # as it was in its second stage
+        encode_store(tmp_path / "y.zarr", stored, tmp_path / f"{kept.name}.codes")
+        assert int(open_codes(tmp_path / f"{kept.name}.codes")["atom"].max()) < 24
+
+
+@pytest.mark.parametrize(
+    ("params", "text"),
+    [
+        ({"growth": 1.0}, r"growth=1.0 is not a factor >= 1.01"),
+        ({"growth": "fast"}, r"growth='fast' is not a factor"),
+        ({"growth": 1.5, "groups": (8, 40)}, r"makes its own groups; leave out groups=\(8, 40\)"),
+        ({"growth": 1.5, "n_iter": 19}, r"in 4 stages of 5 iterations; use n_iter >= 20 \(now 19\)"),
+        ({"growth": 1.5, "encoder": "omp"}, r"needs encoder='mp' and refit=False"),
+        ({"growth": 1.5, "refit": True}, r"needs encoder='mp' and refit=False"),
+        ({"growth": 1.5, "init": np.eye(48, 24)}, r"starts from few atoms; use init='uniform' or 'data'"),
+        ({"growth_threshold": -1}, r"growth_threshold=-1 is not a finite number >= 0"),
+    ],
+)
+def test_illegal_combinations_are_refused(rng, params, text):
+    with pytest.raises(InputError, match=text):
+        DBKSVD(48, 4, **params).fit(samples(rng, 60))
+
+
+def test_partial_fit_refuses_growth(rng):
+    with pytest.raises(InputError, match=r"growth=1.5 is a schedule over a whole fit; use fit"):
+        DBKSVD(48, 4, growth=1.5).partial_fit(samples(rng))
