@@ -39,8 +39,8 @@ from dbksvd_dask.kernels.encode import EncodeSpec, encode_rows, gram_matrix
 # size: list of (features, atoms, k, rows), and repeats
 SIZES: dict[str, tuple[list[tuple[int, int, int, int]], int]] = {
     "tiny": ([(24, 64, 4, 128)], 1),
-    "small": ([(384, 2048, 16, 8192)], 3),
-    "paper": ([(384, 4096, 32, 8192), (2304, 4096, 20, 4096)], 3),
+    "small": ([(384, 2048, 16, 8192)], 2),
+    "paper": ([(384, 4096, 32, 4096), (2304, 4096, 20, 4096)], 2),
 }
 # Rows for those that are so slow that all rows would take minutes.
 FEW_ROWS = {"scikit-learn OMP": 128, "SAELens MP": 512}

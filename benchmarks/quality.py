@@ -49,7 +49,7 @@ from dbksvd_dask.kernels.encode import EncodeSpec, encode_rows, gram_matrix
 from dbksvd_dask.store.activations import open_activations
 
 BINS = np.linspace(0, 1, 51)
-# CPU seconds of the SAE in those of DB-KSVD, and its learning rate: the best in benchmarks.peers.
+# CPU seconds of the SAE in those of DB-KSVD, and its learning rate, which is not tuned here.
 SAE_SHARE, SAE_RATE = 3.0, 1e-3
 
 
