@@ -1,0 +1,169 @@
+"""Sparse probing of labelled embeddings: how well one, two or five atoms tell a category from the rest.
+
+    python -m benchmarks.wordnet_probing STORE --labels category --rows 30000 --seeds 0 1 2 --json results.jsonl
+
+STORE is an activation store with an aligned array of labels (the WordNet sentences of `pipelines`). Categories
+with fewer than 400 of the rows are left out. Plain, Matryoshka and growing dictionaries, signed and non-negative,
+against the raw features and, with torch (`--sae-steps`), TopK and Matryoshka SAEs with their own encoder and with
+our pursuit over their decoder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import numpy as np
+import scipy.sparse as sp
+
+from dbksvd_dask import DBKSVD, encode
+from dbksvd_dask.evaluate.probing import probe
+from dbksvd_dask.store.activations import open_rows
+
+NESTED = (16, 16, 32, 64, 128, 256, 512)  # for 1024 atoms and k = 16
+SMALLEST_CATEGORY = 400
+
+
+def load(store: str, labels: str, rows: int | None, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows in random order with their labels, small categories left out: (n, d) float32 and (n,)."""
+    import zarr
+
+    reader = open_rows(store)
+    Y = np.concatenate([reader.read(*reader.chunk_bounds(c)) for c in range(reader.n_chunks)])
+    tags = np.asarray(zarr.open_group(store, mode="r")[labels][...])
+    order = np.random.default_rng(seed).permutation(len(Y))[:rows]
+    Y, tags = Y[order].astype(np.float32), tags[order]
+    values, counts = np.unique(tags, return_counts=True)
+    keep = np.isin(tags, values[counts >= SMALLEST_CATEGORY])
+    return Y[keep], tags[keep]
+
+
+def fits(n_atoms: int, k: int) -> dict[str, dict[str, Any]]:
+    """Give the settings of every DB-KSVD in the table."""
+    nested: Any = NESTED if n_atoms == sum(NESTED) and k >= len(NESTED) else "exponential"
+    return {
+        "DB-KSVD": {},
+        "DB-KSVD, non-negative": {"nonneg": True},
+        "Matryoshka": {"groups": nested},
+        "Matryoshka, non-negative": {"groups": nested, "nonneg": True},
+        "growing, non-negative": {"growth": 1.5, "nonneg": True, "sparsity": "mean"},
+    }
+
+
+def dictionaries(Y: np.ndarray, args: argparse.Namespace, seed: int) -> Iterator[tuple[str, Any, float]]:
+    """Name, codes as a csr array, and seconds of training, for each of ours."""
+    from dbksvd_dask import plan
+
+    for name, how in fits(args.atoms, args.k).items():
+        if args.only not in name:
+            continue
+        n_iter = args.n_iter
+        if "growth" in how:
+            n_iter = max(n_iter, plan.growth_iterations(plan.growth_sizes(args.atoms, how["growth"])))
+        model = DBKSVD(args.atoms, args.k, n_iter=n_iter, batch_size=16_384, validation=0, seed=seed, **how)
+        began = time.perf_counter()
+        model.fit(Y)
+        seconds = time.perf_counter() - began
+        for encoding in ("plain", "staged") if "groups" in how else ("plain",):
+            codes = model.set_params(encode=encoding, output="sparse").transform(Y)
+            yield f"{name}, {encoding}", codes, seconds
+
+
+def autoencoders(Y: np.ndarray, args: argparse.Namespace, seed: int) -> Iterator[tuple[str, Any, float]]:
+    """The same for SAEs: with their own encoder, and with pursuit over their decoder."""
+    import torch
+
+    from benchmarks.sae_torch import train_sae
+
+    scale = np.float32(np.sqrt(Y.shape[1]) / np.linalg.norm(Y, axis=1).mean())
+    widths = {"TopK SAE": None, "Matryoshka SAE": NESTED if args.atoms == sum(NESTED) else None}
+    for name, groups in widths.items():
+        if args.only not in name:
+            continue
+        began = time.perf_counter()
+        sae = train_sae(Y * scale, args.atoms, args.k, 1e-3, lambda *_: None, groups, 1024, args.sae_steps, seed)
+        seconds = time.perf_counter() - began
+        with torch.no_grad():
+            _, values, latents = sae.encode(torch.from_numpy(Y * scale))
+        starts = np.arange(0, latents.numel() + 1, args.k)
+        own = (values.numpy().ravel(), latents.numpy().ravel(), starts)
+        yield f"{name}, own encoder", sp.csr_array(own, shape=(len(Y), args.atoms)), seconds
+        mean = (sae.bias.detach().numpy() / scale).astype(np.float64)
+        codes = encode(Y, sae.decoder.detach().numpy(), args.k, mean=mean, nonneg=True)
+        starts = np.arange(0, codes["atom"].size + 1, args.k)
+        atom = np.maximum(codes["atom"].values, 0).ravel()  # empty slots have coefficient 0
+        found = (codes["coefficient"].values.ravel(), atom, starts)
+        yield f"{name}, pursuit", sp.csr_array(found, shape=(len(Y), args.atoms)), seconds
+
+
+def row_of(features: Any, tags: np.ndarray, seed: int) -> dict[str, float]:
+    """Mean balanced accuracy for each number of columns."""
+    dense = features.toarray() if sp.issparse(features) else features
+    found = probe(dense, tags, k_sp=(1, 2, 5), seed=seed).mean_balanced_accuracy
+    return {f"k_sp={k}": value for k, value in found.items()}
+
+
+def run(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield one row per seed and method."""
+    for seed in args.seeds:
+        Y, tags = load(args.store, args.labels, args.rows, seed)
+        about = {"seed": seed, "rows": len(Y), "categories": int(np.unique(tags).size)}
+        if not args.only:
+            yield about | {"method": "raw features", "seconds": 0.0} | row_of(Y, tags, seed)
+        for name, codes, seconds in dictionaries(Y, args, seed):
+            yield about | {"method": name, "seconds": seconds} | row_of(codes, tags, seed)
+        if args.sae_steps:
+            for name, codes, seconds in autoencoders(Y, args, seed):
+                yield about | {"method": name, "seconds": seconds} | row_of(codes, tags, seed)
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Markdown: mean over seeds, and the spread (largest less smallest) where there are several."""
+    columns = [name for name in rows[0] if name.startswith("k_sp")]
+    lines = ["| features | seeds | " + " | ".join(columns) + " | seconds |", "|---" * (3 + len(columns)) + "|"]
+    for method in dict.fromkeys(r["method"] for r in rows):
+        mine = [r for r in rows if r["method"] == method]
+        cells = []
+        for column in columns:
+            values = np.array([r[column] for r in mine])
+            cells.append(f"{values.mean():.3f}" + (f" ({np.ptp(values):.3f})" if len(mine) > 1 else ""))
+        seconds = np.mean([r["seconds"] for r in mine])
+        lines.append(f"| {method} | {len(mine)} | " + " | ".join(cells) + f" | {seconds:.0f} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Read the command line, run, print rows as they come and the table at the end."""
+    parser = argparse.ArgumentParser(description="Sparse probing of labelled embeddings.")
+    parser.add_argument("store")
+    parser.add_argument("--labels", default="category", help="array of the store that holds a label per row")
+    parser.add_argument("--rows", type=int, help="rows to use; all when not given")
+    parser.add_argument("--atoms", type=int, default=1024)
+    parser.add_argument("--k", type=int, default=16)
+    parser.add_argument("--n-iter", type=int, default=30)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--sae-steps", type=int, default=0, help="steps of 1024 rows an SAE trains; 0 for no SAEs")
+    parser.add_argument("--only", default="", help="only methods whose name contains this")
+    parser.add_argument("--threads", type=int, help="of Dask; one per core when not given")
+    parser.add_argument("--json", type=Path, help="append each row to this file as it comes")
+    args = parser.parse_args()
+    rows = []
+    with dask.config.set(scheduler="threads", **({"num_workers": args.threads} if args.threads else {})):
+        for row in run(args):
+            rows.append(row)
+            line = json.dumps({k: round(v, 5) if isinstance(v, float) else v for k, v in row.items()})
+            print(line, file=sys.stderr, flush=True)
+            if args.json is not None:
+                with args.json.open("a") as file:
+                    file.write(line + "\n")
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
