@@ -19,11 +19,10 @@ from dbksvd_dask.codes import codes_to_csr, decode, decode_csr, make_codes
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.events import Callback
 from dbksvd_dask.gpu.plan import Placement, Sizes
-from dbksvd_dask.kernels.encode import EncodeSpec
 from dbksvd_dask.labels import feature_coords, label_codes, label_samples
 from dbksvd_dask.memory import MemoryPlan, parse_bytes
 from dbksvd_dask.metrics import variance_explained
-from dbksvd_dask.params import DEVICES, FitParams, check_choice, check_fraction, check_integer, check_k
+from dbksvd_dask.params import DEVICES, FitParams, check_choice, check_integer, check_k
 from dbksvd_dask.placement import place
 from dbksvd_dask.reprs import fit_html
 from dbksvd_dask.specs import encode_spec
@@ -379,6 +378,7 @@ def encode(
     rtol: float = 0.0,
     chunk_size: int = 8192,
     device: str = "auto",
+    groups: Any = None,
 ) -> xr.Dataset:
     """Encode samples with a given dictionary; the same as `DBKSVD.transform`.
 
@@ -389,6 +389,9 @@ def encode(
     k : most nonzeros per sample
     mean : ndarray of shape (n_features,) taken off every sample, or None
     device : {"auto", "cpu", "gpu"}; where the heavy work runs
+    groups : tuple of int, "exponential" or None
+        Sizes of groups that are offered in order, with equal shares of k, as ``DBKSVD(encode="staged")`` does;
+        None for one pursuit over all atoms.
 
     Returns
     -------
@@ -401,17 +404,19 @@ def encode(
     dtype = train.working_dtype(source.dtype)
     D = train.unit_rows(atoms, atoms.shape, dtype)
     _check_width(source, D.shape[1], "Y")
-    FitParams.checked(n_atoms=D.shape[0], k=check_k(k, D.shape[0]), encoder=encoder, nonneg=nonneg, refit=refit)
-    spec = EncodeSpec(
-        k,
-        check_choice("encoder", encoder, ("mp", "omp")),
-        nonneg,
-        refit,
-        check_fraction("min_coefficient", min_coefficient),
-        check_fraction("rtol", rtol),
+    params = FitParams.checked(
+        n_atoms=D.shape[0],
+        k=check_k(k, D.shape[0]),
+        encoder=encoder,
+        nonneg=nonneg,
+        refit=refit,
+        min_coefficient=min_coefficient,
+        rtol=rtol,
+        groups=groups,
+        encode="plain" if groups is None else "staged",
     )
     where = _placement(check_choice("device", device, DEVICES), D, chunk_size, k, encoder)
-    return label_codes(_encode_source(source, D, encoding.EncodePlan(spec, mean, dtype, where)), Y)
+    return label_codes(_encode_source(source, D, encoding.EncodePlan(encode_spec(params), mean, dtype, where)), Y)
 
 
 def _placement(device: str, D: np.ndarray, chunk_size: int, k: int, encoder: str) -> Placement:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dbksvd_dask import DBKSVD, plan
+from dbksvd_dask import DBKSVD, encode, plan
 from dbksvd_dask.encode_job import encode_store
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.kernels.encode import EncodeSpec, encode_rows, gram_matrix
@@ -140,6 +140,13 @@ def test_staged_encoding_travels_with_the_dictionary(rng, tmp_path):
     stored = open_codes(tmp_path / "codes.zarr")
     np.testing.assert_array_equal(stored["atom"].values, model.transform(Y)["atom"].values)
     encode_store(tmp_path / "y.zarr", run, tmp_path / "codes.zarr", resume=True)  # the very same codes
+
+
+def test_encode_with_groups_is_the_staged_transform(rng):
+    Y = samples(rng)
+    model = DBKSVD(40, 7, groups=(8, 12, 20), encode="staged", n_iter=1).fit(Y)
+    codes = encode(Y, model.components_, 7, mean=model.mean_, groups=(8, 12, 20))
+    np.testing.assert_array_equal(codes["atom"].values, model.transform(Y)["atom"].values)
 
 
 def test_resume_after_interrupt_gives_same_dictionary(rng, tmp_path):
