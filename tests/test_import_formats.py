@@ -361,6 +361,16 @@ def test_ragged_list_column_is_refused_by_name(tmp_path):
         import_activations(tmp_path / "a.parquet", tmp_path / "store")
 
 
+def test_row_group_of_parquet_is_not_read_at_once(tmp_path):
+    rows = np.random.default_rng(0).standard_normal((5000, 1000), np.float32)
+    pq.write_table(arrow_table(rows), tmp_path / "a.parquet", row_group_size=5000, compression="none")
+    before = pa.total_allocated_bytes()
+    file = open_file(str(tmp_path / "a.parquet"), "parquet")
+    np.testing.assert_array_equal(file.read_items("acts", 0, 10), rows[:10])
+    assert pa.total_allocated_bytes() - before < rows.nbytes / 2
+    file.close()
+
+
 def test_null_in_a_column_is_refused(tmp_path):
     table = pa.table({"acts": pa.array([[1.0, 2.0], [None, 3.0]], pa.list_(pa.float32(), 2))})
     pq.write_table(table, tmp_path / "a.parquet")

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from dbksvd_dask.errors import InputError, StoreError
-from dbksvd_dask.importers.base import Array, ArrayInfo, Cursor, Hints, SourceFile
+from dbksvd_dask.importers.base import Array, ArrayInfo, Cursor, Hints, SourceFile, forget_pages
 
-# entries decoded at once from Parquet; small against a chunk of the store
-BLOCK_BYTES = 1 << 22
+# decoded at once from Parquet; Arrow needs several times as much while it does
+BLOCK_BYTES = 1 << 20
 
 
 def _pyarrow(path: str) -> Any:
@@ -146,9 +146,7 @@ class IpcFile(_ArrowSource):
             column = self._batches[i].column(name).slice(low, stop - first - low)
             parts.append(self._convert(name, column))
         out = np.concatenate(parts)
-        # pages that were read would count as memory of this process; the file cache keeps them anyway
-        if hasattr(self._map, "madvise"):
-            self._map.madvise(mmap.MADV_DONTNEED)
+        forget_pages(self._map)
         return out
 
     def close(self) -> None:
@@ -164,7 +162,8 @@ class ParquetFile(_ArrowSource):
         from pyarrow import parquet
 
         try:
-            self._file = parquet.ParquetFile(path)
+            # by default all of a row group is read at once, and that may be the whole file
+            self._file = parquet.ParquetFile(path, pre_buffer=False, buffer_size=BLOCK_BYTES)
         except (self._pa.ArrowInvalid, OSError) as error:
             raise StoreError(f"{path} is not a readable Parquet file, or truncated: {error}") from error
         metadata = self._file.metadata

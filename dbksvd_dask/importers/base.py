@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
@@ -137,6 +138,12 @@ def fill_from(fd: int, offset: int, target: Array, path: str) -> None:
         if n == 0:
             raise StoreError(f"{path} is truncated: it ended at byte {offset}")
         view, offset = view[n:], offset + n
+
+
+def forget_pages(mapped: mmap.mmap) -> None:
+    """Let go of the pages of a map that were read: they count as memory of this process until then."""
+    if hasattr(mapped, "madvise"):  # the file cache keeps them anyway
+        mapped.madvise(mmap.MADV_DONTNEED)
 
 
 class RegionFile(SourceFile):

@@ -19,6 +19,7 @@ from dbksvd_dask.importers.base import (
     Region,
     RegionFile,
     SourceFile,
+    forget_pages,
     numeric_name,
 )
 
@@ -55,7 +56,8 @@ class FortranFile(SourceFile):
 
     def read_items(self, name: str, start: int, stop: int) -> Array:
         """Read entries [start, stop) along the first axis."""
-        rows: Array = np.ascontiguousarray(self._map[start:stop]).view(self._bits)
+        rows: Array = np.array(self._map[start:stop], order="C").view(self._bits)
+        forget_pages(self._map._mmap)
         return rows.astype(rows.dtype.newbyteorder("="), copy=False)
 
 
