@@ -63,13 +63,13 @@ class SAEBenchDictionary(nn.Module):
         self.stacked = not self.spec.nonneg
         self.pursuit = TorchPursuit(self.spec)
         # SAEBench casts weights to the dtype of the model; the encoder keeps the exact ones
-        self.atoms = np.ascontiguousarray(dictionary.atoms)
-        self.mean = mean_of(dictionary)
-        W_dec = torch.from_numpy(stack(self.atoms) if self.stacked else self.atoms.copy())
+        atoms = np.ascontiguousarray(dictionary.atoms)
+        self._atoms, self._mean = torch.from_numpy(atoms.copy()), torch.from_numpy(mean_of(dictionary).copy())
+        W_dec = torch.from_numpy(stack(atoms) if self.stacked else atoms.copy())
         self.W_dec = nn.Parameter(W_dec, requires_grad=False)
         self.W_enc = nn.Parameter(W_dec.T.contiguous(), requires_grad=False)
         self.b_enc = nn.Parameter(torch.zeros(W_dec.shape[0], dtype=W_dec.dtype), requires_grad=False)
-        self.b_dec = nn.Parameter(torch.from_numpy(self.mean.copy()), requires_grad=False)
+        self.b_dec = nn.Parameter(self._mean.clone(), requires_grad=False)
         self.device: Any = torch.device("cpu")
         self.dtype: torch.dtype = W_dec.dtype
         self.cfg = self._config(model_name, hook_name, int(layer[0]), context_size)
@@ -91,9 +91,8 @@ class SAEBenchDictionary(nn.Module):
 
     def encode(self, x: torch.Tensor) -> torch.Tensor:
         """Give latents of samples: (..., n_features) to (..., n_latents), none negative."""
-        exact = torch.from_numpy(self.atoms).to(x.device)
-        centred = x.to(exact.dtype) - torch.from_numpy(self.mean).to(x.device)
-        acts = self.pursuit(centred, exact)
+        self._atoms, self._mean = self._atoms.to(x.device), self._mean.to(x.device)
+        acts = self.pursuit(x.to(self._atoms.dtype) - self._mean, self._atoms)
         if self.stacked:
             acts = torch.cat([acts.clamp(min=0), (-acts).clamp(min=0)], dim=-1)
         return acts.to(self.dtype)

@@ -54,7 +54,7 @@ class TorchPursuit:
     def _encode(self, rows: torch.Tensor, W_dec: torch.Tensor) -> torch.Tensor:
         wants_gradient = torch.is_grad_enabled() and rows.requires_grad
         least_squares = self.spec.encoder == "omp" or self.spec.refit
-        if least_squares or not (wants_gradient or rows.is_cuda or W_dec.shape[0] > GRAM_ATOMS):
+        if least_squares or not (wants_gradient or rows.device.type != "cpu" or W_dec.shape[0] > GRAM_ATOMS):
             with torch.no_grad():
                 acts = self._from_kernel(rows, W_dec)
             return _solve_on_support(rows, W_dec, acts) if wants_gradient else acts
