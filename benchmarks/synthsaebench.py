@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import dask
 import numpy as np
@@ -117,8 +117,15 @@ def dbksvd_rows(
 # ---------------------------------------------------------------------------------------------- SAEs
 
 
-def train_sae(name: str, samples: Samples, l0: int, seed: int, kind: str, n_samples: int) -> tuple[Any, float]:
-    """Let sae-lens train an SAE on the same rows, gone round as often as n_samples needs."""
+class Budget(NamedTuple):
+    """What an SAE gets: samples that it sees, and its learning rate."""
+
+    n_samples: int
+    rate: float
+
+
+def train_sae(name: str, samples: Samples, l0: int, seed: int, kind: str, budget: Budget) -> tuple[Any, float]:
+    """Let sae-lens train an SAE on the same rows, gone round as often as its budget needs."""
     import torch
     from sae_lens.config import LoggingConfig, SAETrainerConfig
     from sae_lens.saes.batchtopk_sae import BatchTopKTrainingSAE, BatchTopKTrainingSAEConfig
@@ -139,11 +146,10 @@ def train_sae(name: str, samples: Samples, l0: int, seed: int, kind: str, n_samp
     else:
         sae = BatchTopKTrainingSAE(BatchTopKTrainingSAEConfig(**common))
     config = SAETrainerConfig(
-        total_training_samples=n_samples,
+        total_training_samples=budget.n_samples,
         train_batch_size_samples=1024,
-        lr=3e-4,
-        lr_decay_steps=n_samples // 1024 // 3,
-        lr_end=3e-5,
+        lr=budget.rate,
+        lr_decay_steps=budget.n_samples // 1024 // 3,
         logger=LoggingConfig(log_to_wandb=False, eval_every_n_wandb_logs=2**31 - 1),
     )
     began = time.perf_counter()
@@ -163,11 +169,11 @@ def _batches(samples: Samples, seed: int, size: int = 1024) -> Iterator[Any]:
             yield train[order[a : a + size]]
 
 
-def sae_row(name: str, samples: Samples, l0: int, seed: int, kind: str, n_samples: int) -> dict[str, Any]:
+def sae_row(name: str, samples: Samples, l0: int, seed: int, kind: str, budget: Budget) -> dict[str, Any]:
     """Train and score one SAE with its own encoder, at the threshold that its training has learned."""
     import torch
 
-    sae, seconds = train_sae(name, samples, l0, seed, kind, n_samples)
+    sae, seconds = train_sae(name, samples, l0, seed, kind, budget)
     threshold = float(sae.topk_threshold)
     with torch.no_grad():
         decoder = sae.W_dec.numpy()
@@ -215,7 +221,8 @@ def run(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                     yield common | row
             for kind in ("BatchTopK SAE", "Matryoshka SAE"):
                 if args.sae_samples and args.only in kind:
-                    yield common | sae_row(args.size, samples, l0, seed, kind, args.sae_samples)
+                    budget = Budget(args.sae_samples, args.sae_rate)
+                    yield common | sae_row(args.size, samples, l0, seed, kind, budget)
 
 
 def main() -> None:
@@ -228,6 +235,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, help="training rows, when not those of the size")
     parser.add_argument("--growth", type=float, default=1.5)
     parser.add_argument("--sae-samples", type=int, default=4_000_000, help="samples an SAE sees; 0 for no SAEs")
+    parser.add_argument("--sae-rate", type=float, default=3e-3, help="learning rate of the SAEs")
     parser.add_argument("--only", default="", help="only methods whose name contains this")
     parser.add_argument("--threads", type=int, help="of Dask; one per core when not given")
     parser.add_argument("--json", type=Path, help="append each row to this file as it comes")
