@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-gpu lint bench clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -21,6 +21,14 @@ lint: $(VENV)/.installed
 
 test: lint
 	$(BIN)/python -m pytest
+
+# On a machine with a card: the GPU tests on real CuPy arrays, then the times that belong into docs/gpu.md.
+test-gpu: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[gpu,test]'
+	$(BIN)/python -m benchmarks.gpu --check
+	$(BIN)/python -m pytest -m gpu -rs tests/gpu
+	$(BIN)/python -m pytest tests/test_gpu_compile.py tests/test_gpu_namespace.py
+	$(BIN)/python -m benchmarks.gpu --json
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.guard

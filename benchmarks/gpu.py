@@ -154,6 +154,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--chunk-size", type=int, default=PAPER.chunk_size)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser.add_argument("--check", action="store_true", help="only say whether there is a card")
     parser.add_argument("--expected", action="store_true", help="the arithmetic alone; needs no card")
     args = parser.parse_args(argv)
     if args.expected:
@@ -164,6 +165,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DeviceError as error:
         print(error, file=sys.stderr)
         return 1
+    if args.check:
+        return 0
     sizes = Sizes(args.rows, args.chunk_size, args.features, args.atoms, args.k)
     found = {**_card(), **report(sizes, args.repeats)}
     if args.json:

@@ -121,13 +121,14 @@ def chunk_bytes(sizes: Sizes, n_rows: int, gram_on_device: bool) -> int:
 
 
 def peak_bytes(sizes: Sizes, chunk_size: int, placement: Placement, in_flight: int) -> int:
-    """Planned peak of a batch on the device, with `in_flight` chunks being encoded at once."""
+    """Planned peak of a batch on the device, with at most `in_flight` chunks being encoded at once."""
     rows = min(chunk_size, sizes.n_rows)
+    at_once = min(in_flight, -(-sizes.n_rows // rows))
     # parked states leave their codes and groupings behind; only the residual goes to the host
     kept = sizes if placement.resident else sizes._replace(n_features=0)
     states = state_bytes(kept, sizes.n_rows)
     fixed = fixed_bytes(sizes, placement.gram_on_device)
-    return fixed + states + in_flight * chunk_bytes(sizes, rows, placement.gram_on_device)
+    return fixed + states + at_once * chunk_bytes(sizes, rows, placement.gram_on_device)
 
 
 def plan_device(sizes: Sizes, budget: int, encoder: str, n_threads: int) -> DevicePlan:
