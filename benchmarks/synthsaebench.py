@@ -149,6 +149,7 @@ def train_sae(name: str, samples: Samples, l0: int, seed: int, kind: str, budget
         total_training_samples=budget.n_samples,
         train_batch_size_samples=1024,
         lr=budget.rate,
+        lr_end=budget.rate / 10,
         lr_decay_steps=budget.n_samples // 1024 // 3,
         logger=LoggingConfig(log_to_wandb=False, eval_every_n_wandb_logs=2**31 - 1),
     )
