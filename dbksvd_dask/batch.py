@@ -20,14 +20,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from dask.delayed import Delayed
 
-from dbksvd_dask import chunk, plan
+from dbksvd_dask import chunk, plan, readahead
 from dbksvd_dask.encoding import dictionaries_of, grams_of, prepare, rows_of
 from dbksvd_dask.gpu import device
 from dbksvd_dask.gpu.plan import CPU, Placement
 from dbksvd_dask.kernels.encode import EncodeSpec
 from dbksvd_dask.metrics import Moments, merge_moments
 from dbksvd_dask.running import compute
-from dbksvd_dask.store.sources import Source
+from dbksvd_dask.store.sources import Source, StoreSource
 from dbksvd_dask.tasks import Tasks, chunk_homes
 
 # Parts that one task adds up. Pairs: neighbouring chunks lie on one worker, so all but the top of the tree adds
@@ -46,6 +46,13 @@ class BatchSpec(NamedTuple):
     seed: int
     dtype: Any
     place: Placement = CPU
+
+
+class Upcoming(NamedTuple):
+    """What the next batch of a fit will read."""
+
+    fit: str  # tells fits in one process apart
+    rows: np.ndarray  # int64 (n_rows,); empty for the last batch
 
 
 class BatchResult(NamedTuple):
@@ -229,7 +236,13 @@ def _stage(
 
 
 def build_batch(
-    source: Source, rows: np.ndarray, D: np.ndarray, mean: np.ndarray | None, spec: BatchSpec, iteration: int
+    source: Source,
+    rows: np.ndarray,
+    D: np.ndarray,
+    mean: np.ndarray | None,
+    spec: BatchSpec,
+    iteration: int,
+    upcoming: Upcoming | None = None,
 ) -> Delayed:
     """Graph of one outer batch; computing it gives a `BatchResult`.
 
@@ -239,10 +252,11 @@ def build_batch(
     rows : int64 (n_rows,), the batch's rows in reading order
     D : (n_atoms, n_features) current dictionary
     mean : (n_features,) taken off every sample, or None
+    upcoming : what the next batch will read, so that workers may read it while they compute this one
     """
     spans = plan.split_rows(rows.size, spec.chunk_size)
     names = Tasks(iteration, len(spans), chunk_homes(len(spans)))
-    refs = [rows_of(source, rows[a:b]) for a, b in spans]
+    refs = _references(source, rows, spec.chunk_size, iteration, upcoming)
     centre = None if mean is None else names.data(mean, "mean")
     stages: list[_Stage] = []
     for g in range(len(spec.groups)):
@@ -263,6 +277,19 @@ def build_batch(
     after = [names.call(_after, "metrics", (c,), state, chunk=c) for c, state in enumerate(last.states)]
     dictionaries, counts = [s.dictionary for s in stages], [s.counts for s in stages]
     return names.finish(names.call(_collect, "batch", (), dictionaries, counts, last.stats, after))
+
+
+def _references(
+    source: Source, rows: np.ndarray, chunk_size: int, iteration: int, upcoming: Upcoming | None
+) -> list[Any]:
+    """References to the rows of each chunk."""
+
+    def cut(rows: np.ndarray) -> list[Any]:
+        return [rows_of(source, rows[a:b]) for a, b in plan.split_rows(rows.size, chunk_size)]
+
+    if upcoming is None or not isinstance(source, StoreSource):
+        return cut(rows)
+    return readahead.with_next(cut(rows), cut(upcoming.rows), readahead.Tag(upcoming.fit, iteration))
 
 
 def _collect(

@@ -36,6 +36,7 @@ class FitSizes(NamedTuple):
     validation : rows set aside
     itemsize : bytes of a number while computing: 4, or 8 for float64 samples
     read_itemsize : bytes of a number as it is read
+    reads_ahead : the next batch may be read while this one is computed (stores)
     """
 
     n_features: int
@@ -49,6 +50,7 @@ class FitSizes(NamedTuple):
     validation: int = 0
     itemsize: int = 4
     read_itemsize: int = 4
+    reads_ahead: bool = False
 
 
 class MemoryPlan(NamedTuple):
@@ -60,6 +62,7 @@ class MemoryPlan(NamedTuple):
     states: int  # residuals and codes of the chunks this worker holds
     working: int  # chunks being encoded or refreshed, one per thread
     sums: int  # partial sums of a round, and new atoms
+    ahead: int  # chunks of the next batch, where reading is slow
 
     @property
     def total(self) -> int:
@@ -68,7 +71,9 @@ class MemoryPlan(NamedTuple):
 
     def describe(self) -> str:
         """The plan in one line, largest part first."""
-        parts = sorted(self._asdict().items(), key=lambda item: -item[1])
+        parts = sorted(
+            ((name, value) for name, value in self._asdict().items() if value), key=lambda item: -item[1]
+        )
         return f"{in_bytes(self.total)} ({', '.join(f'{name} {in_bytes(value)}' for name, value in parts)})"
 
 
@@ -135,6 +140,7 @@ def plan_fit(sizes: FitSizes, workers: int = 1, threads: int = 1) -> MemoryPlan:
         own * state_bytes(sizes, n),
         working,
         sums,
+        own * n * sizes.n_features * sizes.read_itemsize * sizes.reads_ahead,
     )
     return MemoryPlan(BASE_BYTES, *(int(_SLACK * part) for part in parts))
 

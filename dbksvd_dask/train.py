@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -20,7 +21,7 @@ from dbksvd_dask.params import FitParams
 from dbksvd_dask.placement import place
 from dbksvd_dask.specs import encode_spec, training_groups
 from dbksvd_dask.store.dictionary import Dictionary, latest_checkpoint, write_checkpoint
-from dbksvd_dask.store.sources import ArraySource, LazySource, Source
+from dbksvd_dask.store.sources import ArraySource, LazySource, Source, StoreSource
 from dbksvd_dask.tasks import worker_threads
 
 logger = logging.getLogger(__name__)
@@ -78,6 +79,7 @@ class Trainer:
     ) -> None:
         self.source, self.params, self.callbacks = source, params, tuple(callbacks)
         self.memory_limit = memory_limit
+        self._fit = uuid.uuid4().hex  # tells fits in one process apart
         self.dtype = working_dtype(source.dtype)
         self._init = init
         held = 0 if validation is not None else params.validation
@@ -165,6 +167,7 @@ class Trainer:
 
     def step(self, state: FitState, rows: np.ndarray | None = None) -> FitState:
         """Run one outer batch: a new state."""
+        in_order = rows is None
         if rows is None:
             rows = self.stream.batch(state.iteration)
         if rows.size > self.stream.rows_per_batch:  # given by the caller: may need another plan
@@ -176,8 +179,10 @@ class Trainer:
         momentum = self.params.momentum if now is None else 0.0
         ahead = extrapolated(state.dictionary, state.previous, momentum)
 
+        upcoming = batch.Upcoming(self._fit, self._rows_of_next(state.iteration)) if in_order else None
+
         def run() -> batch.BatchResult:
-            graph = batch.build_batch(self.source, rows, ahead, state.mean, spec, state.iteration)
+            graph = batch.build_batch(self.source, rows, ahead, state.mean, spec, state.iteration, upcoming)
             self._emit(events.BatchStarted(state.iteration, batch.count_tasks(graph)))
             return batch.run_batch(graph, self._round_counter(spec, state.iteration))
 
@@ -242,6 +247,11 @@ class Trainer:
         spec = encode_spec(self.params, state.threshold, state.dictionary.shape[0])
         return encoding.EncodePlan(spec, state.mean, self.dtype, self._place.placement)
 
+    def _rows_of_next(self, iteration: int) -> np.ndarray:
+        """Rows of the batch after this one; none after the last."""
+        last = iteration + 1 >= self.params.n_iter
+        return np.empty(0, np.int64) if last else self.stream.batch(iteration + 1)
+
     def _round_counter(self, spec: batch.BatchSpec, iteration: int) -> Callable[[], None] | None:
         """What to call after each round of a batch; None when nobody listens."""
         rounds, n_rounds = count(), sum(group.n_rounds for group in spec.groups)
@@ -299,6 +309,7 @@ class Trainer:
             validation=self._validation_rows.size,
             itemsize=self.dtype.itemsize,
             read_itemsize=read,
+            reads_ahead=isinstance(self.source, StoreSource),
         )
         where = memory.uneven_workers(list(worker_threads().values()))
         if self.memory_limit is None:
