@@ -99,7 +99,7 @@ class Trainer:
         """Where the batches run, and in which chunks; raises when a device was asked for that is not there."""
         p = self.params
         n_features = self.source.n_features
-        sizes = Sizes(n_rows, p.chunk_size, n_features, p.n_atoms, p.k, p.n_rounds, p.lanczos_steps)
+        sizes = Sizes(n_rows, p.chunk_size, n_features, p.n_atoms, p.slots, p.n_rounds, p.lanczos_steps)
         return place(p.device, sizes._replace(itemsize=self.dtype.itemsize), p.encoder)
 
     @property
