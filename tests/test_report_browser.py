@@ -60,9 +60,19 @@ class Page:
 
     def go(self, place):
         self.run("location.hash = arguments[0]", place)
-        self.until(
-            "return !document.getElementById('view-' + arguments[0]).hidden", place.strip("#").split("/")[0]
+        self.at(place)
+
+    def at(self, place):
+        """Wait until a place is shown: the address changes at once, the page a moment later."""
+        self.until("return document.documentElement.dataset.place === arguments[0]", place)
+
+    def at_other(self, view, than=""):
+        """Wait until a page of some kind is shown that is not `than`."""
+        script = (
+            "const place = document.documentElement.dataset.place;"
+            "return place === location.hash && place.startsWith(arguments[0]) && place !== arguments[1]"
         )
+        self.until(script, f"#{view}/", than)
 
     def find(self, css):
         from selenium.webdriver.common.by import By
@@ -79,9 +89,6 @@ class Page:
         from selenium.webdriver.common.action_chains import ActionChains
 
         ActionChains(self.driver).send_keys(*keys).perform()
-
-    def place(self):
-        return self.run("return location.hash")
 
     def rows(self):
         return [
@@ -113,7 +120,7 @@ def test_search_sort_open_follow_a_neighbour_and_read_a_sample(driver, words):
     page = Page(driver, path)
     page.keys("/")
     page.keys("elm trees")
-    page.until("return location.hash === '#atoms'")
+    page.at("#atoms")
     assert page.rows()[0] == 3
     assert "1 of 1,500 atoms" in page.texts("#atoms-count")[0]
     page.run("document.getElementById('search').value = ''")
@@ -127,16 +134,16 @@ def test_search_sort_open_follow_a_neighbour_and_read_a_sample(driver, words):
     page.find("[data-key=density] button").click()
     first = page.rows()[0]
     page.find("#atoms-table .row div:nth-child(2)").click()
-    page.until("return location.hash === arguments[0]", f"#atom/{first}")
+    page.at(f"#atom/{first}")
     strongest = page.texts("[data-list=strongest] .text")
     held = np.where(codes["atom"].values == first, codes["coefficient"].values, 0).sum(axis=1)
     sign = -1 if held.sum() < 0 else 1
     assert strongest[0] == texts[int(np.argmax(sign * held))]
     page.find(".links li a").click()
-    page.until("return /^#atom/.test(location.hash) && location.hash !== arguments[0]", f"#atom/{first}")
+    page.at_other("atom", f"#atom/{first}")
     page.go(f"#atom/{first}")
     page.find("[data-list=strongest] .text a").click()
-    page.until("return /^#sample/.test(location.hash)")
+    page.at_other("sample")
     assert page.texts("#view-sample .big") == [strongest[0]]
     assert f"#atom/{first}" in page.run(
         "return [...document.querySelectorAll('#view-sample .links a')].map(a => a.hash)"
@@ -151,7 +158,7 @@ def test_text_of_a_sample_stays_text(driver, words):
     page.until("return document.querySelectorAll('#samples-table .row').length === 1")
     assert page.texts("#samples-table .text")[0].startswith("<img src=x")
     page.keys("\ue007")  # enter
-    page.until("return location.hash === '#sample/5'")
+    page.at("#sample/5")
     assert page.run("return document.querySelectorAll('main img').length") == 0
     assert "broken" not in page.driver.title
     assert page.complaints() == []
@@ -160,24 +167,24 @@ def test_text_of_a_sample_stays_text(driver, words):
 def test_the_whole_page_is_reached_by_keys(driver, words):
     page = Page(driver, words[0])
     page.keys("a")
-    page.until("return location.hash === '#atoms'")
+    page.at("#atoms")
     page.keys("j", "j", "k")
     assert page.run("return document.querySelector('#atoms-table .row[aria-selected=true]').dataset.item") == "1"
     page.keys("\ue007")
-    page.until("return location.hash === '#atom/1'")
+    page.at("#atom/1")
     page.keys("j")
-    page.until("return location.hash === '#atom/2'")
+    page.at("#atom/2")
     page.keys("\ue00c")
-    page.until("return location.hash === '#atoms'")
+    page.at("#atoms")
     page.keys("\ue010")  # end
     assert page.rows()[-1] == 1499
     page.keys("?")
     assert page.run("return document.getElementById('help').open")
     page.keys("\ue00c")
     page.keys("s")
-    page.until("return location.hash === '#samples'")
+    page.at("#samples")
     page.keys("o")
-    page.until("return location.hash === '#overview'")
+    page.at("#overview")
     assert page.complaints() == []
 
 
@@ -198,7 +205,7 @@ def test_filters_show_their_atoms(driver, words):
     page.find("[data-filter=dead]").click()
     assert page.texts("#atoms-count") == [f"{dead:,} of 1,500 atoms"]
     page.find("#atoms-table .row").click()
-    page.until("return /^#atom/.test(location.hash)")
+    page.at_other("atom")
     assert "active on none of the 600 samples" in page.texts("#view-atom")[0]
 
 
@@ -266,10 +273,10 @@ def test_photographs_lead_to_patches_and_atoms(driver, tmp_path):
         [True, 64, "flower.jpg"],
     ]
     page.find("#photos img").click()
-    page.until("return /^#sample/.test(location.hash)")
+    page.at_other("sample")
     assert page.run("return document.querySelectorAll('#view-sample .frame').length") == 1
     page.find("#view-sample .links a").click()
-    page.until("return /^#atom/.test(location.hash)")
+    page.at_other("atom")
     assert page.run("return document.querySelectorAll('#view-atom .photo canvas').length") == 2
     assert page.run(
         "return document.querySelector('#view-atom .picture').style.backgroundImage.startsWith('url(\"blob:')"

@@ -133,6 +133,7 @@ def test_blocks_walk_over_every_row_once(codes, chunk, monkeypatch):
     monkeypatch.setattr(blocks, "BLOCK_ROWS", 40)
     held = codes if chunk is None else codes.chunk({"sample": chunk})
     parts = list(blocks.code_blocks(held, 10, 290))
+    assert all(len(atom) for atom, _ in parts)
     np.testing.assert_array_equal(np.concatenate([a for a, _ in parts]), pair(codes)[0][10:290])
     np.testing.assert_array_equal(np.concatenate([c for _, c in parts]), pair(codes)[1][10:290])
 
@@ -166,7 +167,7 @@ def test_atoms_without_samples_are_dead_everywhere():
 
 
 def test_of_a_group_only_the_first_is_listed():
-    groups = np.array([0, 0, 1, 1, 2, 3])
+    groups = np.array([5, 5, 1, 1, 2, 3])
     rows = np.array([[1, 0, 2, 4, 3], [5, -1, -1, -1, -1], [-1, -1, -1, -1, -1]])
     assert gather.first_of_groups(rows, groups, 2).tolist() == [[1, 2], [5, -1], [-1, -1]]
     assert gather.first_of_groups(rows, groups, 4)[0].tolist() == [1, 2, 4, -1]

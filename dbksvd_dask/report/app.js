@@ -96,6 +96,7 @@ function route() {
     showView('overview');
     drawMap();
   }
+  document.documentElement.dataset.place = location.hash; // the address changes at once, the page only now
 }
 
 function onSearch() {

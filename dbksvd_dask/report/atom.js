@@ -118,7 +118,7 @@ function sampleCard(name, j) {
   if (!entries.length) return null;
   const most = array('largest')[j];
   const body = hasPictures()
-    ? h('div', { class: 'gallery' }, entries.map(([p, value]) => h('a', { href: `#sample/${sampleNumber(p)}` }, samplePicture(p, 72), digits(value))))
+    ? h('div', { class: 'gallery' }, entries.map(([p, value]) => h('a', { href: `#sample/${sampleNumber(p)}` }, samplePicture(p, 66), digits(value))))
     : h('ul', { class: 'list samples' }, entries.map(([p, value, e]) => h('li', {}, valueBar(value, most), textNode(p, e, most), label(p))));
   return h('div', { class: 'card', 'data-list': name }, h('h3', {}, LISTS[name](j)), body);
 }
@@ -137,7 +137,7 @@ const label = p => (array('sample_class') ? h('span', { class: 'label' }, classN
 
 // text of a sample with its token marked, and the other tokens on which the atom of entry e is active
 function textNode(p, e, most) {
-  const link = { class: 'text', href: `#sample/${sampleNumber(p)}` };
+  const link = { href: `#sample/${sampleNumber(p)}` };
   if (!report.head.texts) return h('span', { class: 'text' }, h('a', link, `sample ${sampleNumber(p)}`));
   return h('span', { class: 'text' }, h('a', link, markedText(p, e, most)));
 }

@@ -145,7 +145,7 @@ class StoreImages(Samples):
 
     def _photo_name(self, image: int) -> str:
         names = self.provenance.get("images")
-        return str(names[image]) if isinstance(names, list) and image < len(names) else f"image {image}"
+        return str(names[image]) if isinstance(names, list) and image < len(names) else f"photograph {image + 1}"
 
     def _column(self, name: str, ids: Ids | None = None) -> NDArray[np.int64]:
         reader = open_aligned(str(self.store), name)
