@@ -30,7 +30,7 @@ from dbksvd_dask.store.code_sums import CodeSums
 from dbksvd_dask.store.code_writer import CodesWriter, UnitWritten
 from dbksvd_dask.store.rows import RowReader
 from dbksvd_dask.store.sources import LazySource, Source, StoreRows
-from dbksvd_dask.tasks import Tasks, current_client
+from dbksvd_dask.tasks import Tasks, chunk_homes, current_client
 
 # ---------------------------------------------------------------------------------------------- loading
 
@@ -158,11 +158,13 @@ def build_evaluation(
     source: Source, rows: np.ndarray, D: np.ndarray, how: EncodePlan, chunk_size: int, iteration: int = 0
 ) -> Delayed:
     """Graph that encodes rows and merges their metrics: computing it gives (Moments, number of nonzeros)."""
-    names = Tasks(iteration)
-    dictionary, gram = dictionary_and_gram(names, D, how.place)
+    spans = plan.split_rows(rows.size, chunk_size)
+    names = Tasks(iteration, len(spans), chunk_homes(len(spans)))
+    own = names.data(np.ascontiguousarray(D), "dictionary")
+    near, grams = dictionaries_of(names, own, 0, how.place), grams_of(names, own, D.shape[0], 0, how.place)
     parts = [
-        names.call(evaluate_block, "evaluate", (c,), rows_of(source, rows[a:b]), dictionary, gram, how)
-        for c, (a, b) in enumerate(plan.split_rows(rows.size, chunk_size))
+        names.call(evaluate_block, "evaluate", (c,), rows_of(source, rows[a:b]), near[c], grams[c], how, chunk=c)
+        for c, (a, b) in enumerate(spans)
     ]
     return names.finish(names.call(_merge_evaluation, "evaluation", (), parts))
 
