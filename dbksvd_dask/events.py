@@ -27,6 +27,7 @@ class FitStarted(Event):
     first_iteration: int
     batch_size: int
     planned_bytes: int  # peak memory per worker as planned
+    dashboard: str = ""  # link to Dask's dashboard; empty on threads
 
 
 @dataclass(frozen=True)

@@ -127,6 +127,12 @@ def in_time(seconds: float) -> str:
     return f"{minutes}:{rest:02d} min" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d} h"
 
 
+def describe_start(event: events.FitStarted) -> str:
+    """What is known before the first batch: planned memory, and where to watch."""
+    watch = f"; dashboard: {event.dashboard}" if event.dashboard else ""
+    return f"planned peak memory per process: {in_bytes(event.planned_bytes)}{watch}"
+
+
 def describe(view: Snapshot) -> str:
     """Error, speed, time left and bytes read in one line."""
     parts = []
@@ -182,6 +188,8 @@ class TerminalBar:
             return
         self.view.take(event)
         view = self.view
+        if isinstance(event, events.FitStarted):
+            self._bars.console.print(describe_start(event), highlight=False, markup=False)
         if isinstance(event, events.Retrying | events.FitStopped):
             self._bars.console.print(view.note, highlight=False, markup=False)
         if view.n_iter:

@@ -102,6 +102,12 @@ def address(client: Any) -> str:
     return str(getattr(scheduler, "address", "an unknown address"))
 
 
+def dashboard() -> str:
+    """Link to the dashboard of the current scheduler; empty on threads."""
+    client = current_client()
+    return "" if client is None else str(client.dashboard_link or "")
+
+
 # ---------------------------------------------------------------------------------------------- retries
 
 

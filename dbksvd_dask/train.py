@@ -320,7 +320,8 @@ class Trainer:
         """Run all iterations that are left; `on_state` sees the state after each."""
         p, began, first = self.params, time.monotonic(), state.iteration
         shape, rows, planned = self.source.shape, self.stream.rows_per_batch, self.memory_plan().total
-        self._emit(events.FitStarted(*shape, p.n_atoms, p.k, p.n_iter, first, rows, planned))
+        link = running.dashboard()
+        self._emit(events.FitStarted(*shape, p.n_atoms, p.k, p.n_iter, first, rows, planned, link))
         while state.iteration < p.n_iter:
             before = time.monotonic()
             state = self.step(state)

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from dbksvd_dask import cluster, events
+from dbksvd_dask import cluster, events, progress
 from dbksvd_dask.errors import ClusterError, InputError
 from tests import clusters
 
@@ -41,6 +41,8 @@ def test_two_processes_give_the_bits_of_one_thread(client, store, expected):
     rounds = [(e.iteration, e.round) for e in seen if isinstance(e, events.RoundFinished)]
     assert rounds == [(i, r) for i in range(clusters.N_ITER) for r in range(clusters.N_ROUNDS)]
     assert not [e for e in seen if isinstance(e, events.Retrying)]
+    assert seen[0].dashboard == client.dashboard_link
+    assert progress.describe_start(seen[0]).endswith(f"dashboard: {client.dashboard_link}")
 
 
 def test_states_stay_on_their_workers(client, store):

@@ -137,6 +137,8 @@ def test_bar_shows_batches_error_and_notes(seen):
         bar(events.JobProgress("encode", 30, 120, "samples"))
     text = screen.getvalue()
     assert "3 of 3 batches" in text
+    assert "planned peak memory per process: " in text
+    assert "dashboard" not in text, "there is none on threads"
     assert "samples/s" in text
     assert "attempt 1 of 3 failed (a [worker] is gone); trying again" in text
     assert "30/120 samples" in text
