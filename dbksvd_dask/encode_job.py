@@ -350,6 +350,6 @@ def _drive(
         written, kept = job.run(part)
     except InputError:
         if part is None:
-            remote.remove(job.writer.work)  # the same call would fail again: nothing to go on with
+            job.writer.discard()  # the same call would fail again: nothing to go on with
         raise
     return written, kept, job.finish() if part is None else None

@@ -253,7 +253,9 @@ class CodesWriter:
             blocks = (np.ascontiguousarray(array[a : a + rows]) for array in (atom, coefficient))
             checksums.append([self._write_block(n, first + i, b) for n, b in zip(ARRAYS, blocks, strict=True)])
         atomic.write_bytes(self._sums_path(unit), sums.to_bytes())
-        self._ledger.mark(unit, {"rows": len(atom), "crc32": checksums})
+        # not Ledger.mark, which makes its folder: a task that ends after the work was discarded must not
+        mark = remote.join(self._parts, self._ledger._name(unit))
+        atomic.write_json(mark, {"rows": len(atom), "crc32": checksums})
         return UnitWritten(unit, len(atom))
 
     def _write_block(self, name: str, chunk: int, block: npt.NDArray[Any]) -> int:
@@ -264,6 +266,19 @@ class CodesWriter:
 
     def _sums_path(self, unit: int) -> str:
         return remote.join(self._parts, f"sums-{unit:08d}.npz")
+
+    def discard(self) -> None:
+        """Throw the unfinished work away, even while tasks of this process still write to it.
+
+        It is renamed first: a late task then finds no folder to write to, and nothing new can appear in what is
+        being removed. On a remote, which has no rename, the work stays.
+        """
+        if remote.is_remote(self.work):
+            return
+        doomed = f"{self.work}.{os.uname().nodename}-{os.getpid()}-discarded.tmp"
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(self.work, doomed)
+        remote.remove(doomed)
 
     # -- which parts were asked for ----------------------------------------
 
