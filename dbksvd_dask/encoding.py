@@ -49,7 +49,7 @@ def prepare(
     if bad.size:
         raise InputError(
             f"{where(int(bad[0]))} has NaN or infinity ({bad.size} such row{'s' * (bad.size > 1)} in this "
-            "chunk of the batch); drop those rows, for example with `dbksvd import --drop-nonfinite`"
+            "chunk of the batch); drop those rows, for example with `dbksvd import --nonfinite drop`"
         )
     return Y
 
