@@ -64,12 +64,29 @@ def cli(ctx: click.Context, verbose: int) -> None:
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
 
 
+def _run(args: list[str]) -> Any:
+    """Run the group as click would by itself, but let Ctrl-C through with its message.
+
+    Click turns it into a bare "Aborted!", and the word about the checkpoint would be lost.
+    """
+    try:
+        return cli(args=args, prog_name="dbksvd", standalone_mode=False)
+    except click.exceptions.Exit as done:
+        sys.exit(done.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort as error:
+        cause = error.__cause__
+        raise cause if isinstance(cause, KeyboardInterrupt) else KeyboardInterrupt from error
+
+
 def main(argv: list[str] | None = None) -> Any:
     """Run the command line; errors become one line and exit code 1, with a traceback only for -v."""
     args = list(sys.argv[1:] if argv is None else argv)
     verbose = any(a == "--verbose" or (a.startswith("-v") and set(a[1:]) == {"v"}) for a in args)
     try:
-        return cli(args=args, prog_name="dbksvd")
+        return _run(args)
     except (DBKSVDError, OSError, MemoryError) as error:
         if verbose:
             raise
@@ -84,8 +101,9 @@ def main(argv: list[str] | None = None) -> Any:
             f"dbksvd: error: {type(error).__name__}: {message} (`dbksvd -v` shows where it happened)", err=True
         )
         sys.exit(1)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         if verbose:
             raise
-        click.echo("dbksvd: interrupted", err=True)
+        message = " ".join(str(error).split()) or "interrupted"
+        click.echo(f"dbksvd: {message}", err=True)
         sys.exit(130)

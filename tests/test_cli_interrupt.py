@@ -1,0 +1,37 @@
+"""Ctrl-C on the command line: one line, the checkpoint named, exit code 130."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+from dbksvd_dask.store.dictionary import latest_checkpoint, open_dictionary
+
+
+def test_ctrl_c_leaves_the_checkpoint_and_says_where_it_is(tmp_path):
+    np.save(tmp_path / "y.npy", np.random.default_rng(0).standard_normal((4000, 32)).astype("f4"))
+    command = [sys.executable, "-c", "from dbksvd_dask.cli import main; main()"]
+    store, folder = str(tmp_path / "y.zarr"), str(tmp_path / "run")
+    subprocess.run([*command, "import", str(tmp_path / "y.npy"), store], check=True, capture_output=True)
+    run = subprocess.Popen(
+        [*command, "fit", store, folder, "--n-atoms", "64", "--k", "4", "--n-iter", "100000"],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    while latest_checkpoint(folder) is None:
+        assert run.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.kill(run.pid, signal.SIGINT)
+    _, errors = run.communicate(timeout=120)
+    assert run.returncode == 130, errors
+    last = errors.strip().splitlines()[-1]
+    assert last.startswith("dbksvd: ")
+    assert "checkpoint" in last
+    assert "Traceback" not in errors
+    assert open_dictionary(folder).iteration >= 1
