@@ -36,6 +36,7 @@ def test_every_coordinate_of_the_samples_goes_with_them():
     model = DBKSVD(12, 2, **OPTIONS).fit(Y)
     codes = model.transform(Y)
     assert set(codes.coords) == {"text", "document", "layer"}
+    assert not model.dictionary_.coords  # none of them is about features
     some = codes.isel(sample=[5, 50])
     assert some["text"].data.tolist() == ["t5", "t50"]
     again = model.inverse_transform(some)
