@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
-from typing import Any
+from typing import NoReturn
 
 import click
 
@@ -64,13 +64,14 @@ def cli(ctx: click.Context, verbose: int) -> None:
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
 
 
-def _run(args: list[str]) -> Any:
+def _run(args: list[str]) -> NoReturn:
     """Run the group as click would by itself, but let Ctrl-C through with its message.
 
     Click turns it into a bare "Aborted!", and the word about the checkpoint would be lost.
     """
     try:
-        return cli(args=args, prog_name="dbksvd", standalone_mode=False)
+        cli(args=args, prog_name="dbksvd", standalone_mode=False)
+        sys.exit(0)
     except click.exceptions.Exit as done:
         sys.exit(done.exit_code)
     except click.ClickException as error:
@@ -81,12 +82,12 @@ def _run(args: list[str]) -> Any:
         raise cause if isinstance(cause, KeyboardInterrupt) else KeyboardInterrupt from error
 
 
-def main(argv: list[str] | None = None) -> Any:
+def main(argv: list[str] | None = None) -> NoReturn:
     """Run the command line; errors become one line and exit code 1, with a traceback only for -v."""
     args = list(sys.argv[1:] if argv is None else argv)
     verbose = any(a == "--verbose" or (a.startswith("-v") and set(a[1:]) == {"v"}) for a in args)
     try:
-        return _run(args)
+        _run(args)
     except (DBKSVDError, OSError, MemoryError) as error:
         if verbose:
             raise
