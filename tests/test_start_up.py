@@ -79,3 +79,28 @@ def test_blas_is_limited_until_the_last_task_leaves():
         assert threads() == {1}, "the first to leave must not hand threads to one still computing"
         inner.__exit__(None, None, None)
         assert threads() == before
+
+
+def test_threads_that_hand_over_leave_blas_as_it_was():
+    from concurrent.futures import ThreadPoolExecutor
+
+    from threadpoolctl import threadpool_info, threadpool_limits
+
+    def threads():
+        return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+
+    def elsewhere(call, *args):
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(call, *args).result()
+
+    with threadpool_limits(2, user_api="blas"):  # this thread now owns the limits of OpenBLAS
+        first, last = single_blas_thread(), single_blas_thread()
+        keep_alive = ThreadPoolExecutor(1)  # a thread that lives on, as those of a scheduler's pool do
+        keep_alive.submit(first.__enter__).result()
+        assert threads() == {1}, "a limit set in another thread must hold"
+        elsewhere(last.__enter__)
+        keep_alive.submit(first.__exit__, None, None, None).result()
+        assert threads() == {1}
+        elsewhere(last.__exit__, None, None, None)
+        assert threads() == {2}, "whoever leaves last restores the limit, in whichever thread"
+        keep_alive.shutdown()

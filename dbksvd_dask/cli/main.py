@@ -105,6 +105,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
     except KeyboardInterrupt as error:
         if verbose:
             raise
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # reads cut short need no word
         message = " ".join(str(error).split()) or "interrupted"
         click.echo(f"dbksvd: {message}", err=True)
         sys.exit(130)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
-from threadpoolctl import ThreadpoolController
+from threadpoolctl import OpenBLASController, ThreadpoolController
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -24,6 +24,17 @@ def _controller() -> ThreadpoolController:
     return ThreadpoolController()
 
 
+def _let_this_thread_set_limits() -> None:
+    """Make the limits of OpenBLAS ours to set.
+
+    From its version 3.7 on, threadpoolctl hands them to the first thread that sets one, and whatever another
+    thread sets is silently ignored: a task would compute with two BLAS threads, or leave one behind for good.
+    """
+    clear = getattr(OpenBLASController, "clear_controlling_thread", None)
+    if clear is not None:
+        clear(force=True)
+
+
 @contextmanager
 def single_blas_thread() -> Iterator[None]:
     """Limit BLAS to one thread while any task of this process is inside.
@@ -34,8 +45,8 @@ def single_blas_thread() -> Iterator[None]:
     global _inside, _limit
     with _lock:
         if _inside == 0:
+            _let_this_thread_set_limits()
             _limit = _controller().limit(limits=1, user_api="blas")
-            _limit.__enter__()
         _inside += 1
     try:
         yield
@@ -43,7 +54,9 @@ def single_blas_thread() -> Iterator[None]:
         with _lock:
             _inside -= 1
             if _inside == 0:
-                _limit.__exit__(None, None, None)
+                _let_this_thread_set_limits()
+                _limit.restore_original_limits()
+                _let_this_thread_set_limits()  # and whoever comes next may set its own
                 _limit = None
 
 
