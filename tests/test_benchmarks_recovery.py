@@ -41,7 +41,7 @@ def test_recovery_settings_are_legal_and_tabled():
     for name, size in synth_model.SIZES.items():
         for how in synthsaebench.fits(name, 1.5).values():
             params = DBKSVD(size.n_atoms, size.l0[0], n_iter=200, sparsity="mean", **how)._params()
-            assert params.slots == 2 * size.l0[0]
+            assert params.slots == 3 * size.l0[0]
     row = dict.fromkeys(synthsaebench.COLUMNS, 0.5) | {"k": 4, "method": "DB-KSVD", "encode": "plain"}
     text = synthsaebench.table([row, row])
     assert "| 4 | DB-KSVD | plain | 2 | 0.500 (0.000) |" in text

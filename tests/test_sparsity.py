@@ -55,7 +55,7 @@ def test_groups_share_the_slots(rng, encode):
 
 def test_slots_are_the_stated_maximum(rng):
     Y = uneven(rng)
-    for given_max, slots in ((None, 10), (7, 7)):
+    for given_max, slots in ((None, 15), (7, 7)):
         model = DBKSVD(48, 5, sparsity="mean", max_nonzeros=given_max, n_iter=2).fit(Y)
         codes = model.transform(Y)
         assert codes.sizes["slot"] == slots
