@@ -52,7 +52,8 @@ def measure(
     """Best of several repeats of products and iteration on the same random samples."""
     rng = np.random.default_rng(0)
     Y = rng.standard_normal((n_rows, n_features), dtype=np.float32)
-    checked = FitParams.checked(n_atoms=n_atoms, k=k, batch_size=n_rows, validation=0, center=False, **params)
+    whole = {"batch_size": n_rows, "warm_up": False, "validation": 0, "center": False}
+    checked = FitParams.checked(n_atoms=n_atoms, k=k, **whole, **params)
     trainer = Trainer(ArraySource(Y, checked.chunk_size), checked)
     state = trainer.start()
     prods, gram = np.empty((n_rows, n_atoms), np.float32), np.empty((n_atoms, n_atoms), np.float32)

@@ -39,7 +39,7 @@ def found(size: str, momentum: float, seed: int, n_iter: int = 16) -> float:
     """Share of the true atoms that a fit finds."""
     d, m, k, n, _ = SIZES[size]
     Y, truth = planted(d, m, k, 4 * n, seed)
-    params = FitParams.checked(n_atoms=m, k=k, validation=0, momentum=momentum)
+    params = FitParams.checked(n_atoms=m, k=k, validation=0, momentum=momentum, warm_up=False)
     trainer = Trainer(ArraySource(Y, params.chunk_size), params)
     state = trainer.start()
     for t in range(n_iter):
@@ -49,7 +49,7 @@ def found(size: str, momentum: float, seed: int, n_iter: int = 16) -> float:
 
 def explained(store: str, momentum: float) -> float:
     """Held-out variance explained after 10 iterations on a store."""
-    model = DBKSVD(2048, 16, batch_size=32_768, n_iter=10, momentum=momentum).fit(store)
+    model = DBKSVD(2048, 16, batch_size=32_768, n_iter=10, momentum=momentum, warm_up=False).fit(store)
     return float(model.history_["validation_variance_explained"][-1])
 
 

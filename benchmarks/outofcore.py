@@ -91,6 +91,7 @@ def measure(gigabytes: float, args: argparse.Namespace) -> dict[str, Any]:
         store = os.path.join(folder, "store.zarr")
         nbytes = write_store(store, n_samples, args.features, "float16", args.chunk_rows)
         params = {"n_atoms": args.atoms, "k": args.k, "batch_size": args.batch_size, "n_iter": args.batches}
+        params["warm_up"] = False  # the peak is that of whole batches
         command = [sys.executable, "-m", "benchmarks.outofcore", "--work", store, folder, json.dumps(params)]
         process = subprocess.Popen([*command, "--threads", str(args.threads)], stdout=subprocess.PIPE, text=True)
         watch = TreeWatch(process.pid)

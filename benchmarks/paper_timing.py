@@ -47,7 +47,8 @@ def measure(
     """CPU seconds of one iteration, of the bare products on the same rows, and of the parts of classic K-SVD."""
     rng = np.random.default_rng(0)
     Y = rng.standard_normal((n_rows, n_features), dtype=np.float32)
-    params = FitParams.checked(n_atoms=n_atoms, k=k, batch_size=n_rows, validation=0, center=False, device="cpu")
+    whole = {"batch_size": n_rows, "warm_up": False, "validation": 0, "center": False}
+    params = FitParams.checked(n_atoms=n_atoms, k=k, device="cpu", **whole)
     trainer = Trainer(ArraySource(Y, params.chunk_size), params)
     state = trainer.start()
     D = state.dictionary

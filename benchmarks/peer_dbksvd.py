@@ -1,4 +1,4 @@
-"""DB-KSVD of this package: defaults, other encoder, smaller batches, Matryoshka groups."""
+"""DB-KSVD of this package: defaults, other starts, other encoder, smaller batches, Matryoshka groups."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def train(recorder: Recorder, **params: Any) -> None:
         state = trainer.start()
         while True:
             state = trainer.step(state)
-            seen = state.iteration * trainer.stream.rows_per_batch
+            seen = trainer.stream.rows_before(state.iteration)
             recorder.show(lambda: state.dictionary, seen)  # noqa: B023  (called at once)
 
 
@@ -36,6 +36,16 @@ def plain(recorder: Recorder) -> None:
 def small_batches(recorder: Recorder) -> None:
     """The defaults but for smaller outer batches: more updates per second, a noisier end."""
     train(recorder, batch_size=16384)
+
+
+def whole_batches(recorder: Recorder) -> None:
+    """Every batch has all its rows from the start."""
+    train(recorder, warm_up=False)
+
+
+def from_data(recorder: Recorder) -> None:
+    """The defaults, but the first atoms are rows of the data, as those of most peers are."""
+    train(recorder, init="data")
 
 
 def orthogonal(recorder: Recorder) -> None:

@@ -87,6 +87,9 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     momentum : float, default 0.6
         Share of an atom's last change by which it is moved on before the next batch is encoded; 0 for none, the
         plain algorithm.
+    warm_up : bool, default True
+        Begin with small outer batches, 4 samples per atom but at least 8192, and double them every other
+        iteration up to `batch_size`: most of what the first iterations learn does not need more.
     output : {"codes", "sparse"}, default "codes"
         What `transform` gives: a labelled Dataset of codes, or a csr array (n_samples, n_atoms) in memory, which
         the next step of a scikit-learn Pipeline can use.
@@ -97,11 +100,11 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         What k is: the most nonzeros of any sample, or their mean over samples. The latter is reached by a
         threshold on coefficients, the same for all samples, which is learned in training (`threshold_`).
     max_nonzeros : int or None, default None
-        With ``sparsity="mean"``, the most nonzeros of any sample; None for 2 k.
+        With ``sparsity="mean"``, the most nonzeros of any sample; None for 3 k.
     growth : float or None, default None
         Grow the dictionary from 16 atoms to n_atoms by this factor at a time, with five iterations after each
         step: finds more of the features that made the data. `mean_` is then learned on the way.
-    growth_threshold : float, default 1.3
+    growth_threshold : float, default 1.0
         While growing, stop a pursuit below this multiple of the largest coefficient that chance would give: the
         residual's size per feature times ``sqrt(2 log n_atoms)``.
 
@@ -154,12 +157,13 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         checkpoint_every: int = 1,
         memory_limit: int | str | None = None,
         momentum: float = 0.6,
+        warm_up: bool = True,
         output: str = "codes",
         encode: str = "plain",
         sparsity: str = "max",
         max_nonzeros: int | None = None,
         growth: float | None = None,
-        growth_threshold: float = 1.3,
+        growth_threshold: float = 1.0,
     ) -> None:
         self.n_atoms = n_atoms
         self.k = k
@@ -185,6 +189,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.checkpoint_every = checkpoint_every
         self.memory_limit = memory_limit
         self.momentum = momentum
+        self.warm_up = warm_up
         self.encode = encode
         self.sparsity = sparsity
         self.max_nonzeros = max_nonzeros

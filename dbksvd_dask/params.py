@@ -79,11 +79,12 @@ class FitParams:
     device: str = "auto"
     seed: int = 0
     momentum: float = 0.6
+    warm_up: bool = True
     encode: str = "plain"
     sparsity: str = "max"
     max_nonzeros: int | None = None
     growth: float | None = None
-    growth_threshold: float = 1.3
+    growth_threshold: float = 1.0
 
     @property
     def slots(self) -> int:
@@ -98,6 +99,11 @@ class FitParams:
         if self.growth is None:
             return self.slots
         return max(self.slots, min(SLOTS_PER_MEAN * self.k, self.n_atoms))
+
+    @property
+    def first_rows(self) -> int | None:
+        """Rows of the first outer batch; None for as many as any other. Growth has a schedule of its own."""
+        return plan.warm_up_rows(self.n_atoms) if self.warm_up and self.growth is None else None
 
     @property
     def growth_sizes(self) -> tuple[int, ...] | None:
@@ -123,7 +129,7 @@ class FitParams:
             raise InputError(
                 f"momentum={out['momentum']!r} must be below 1; use for example momentum=0.6, or 0 for none"
             )
-        for name in ("nonneg", "refit", "center"):
+        for name in ("nonneg", "refit", "center", "warm_up"):
             if name in out:
                 out[name] = bool(out[name])
         out["groups"] = plan.group_sizes(n_atoms, k, out.get("groups"))
@@ -163,7 +169,7 @@ _CHOICES = {
 }
 
 # Slots per mean number of nonzeros when max_nonzeros is not given.
-SLOTS_PER_MEAN = 2
+SLOTS_PER_MEAN = 3
 # Slower growth would take more than a thousand iterations to 1000 atoms.
 SLOWEST_GROWTH = 1.01
 

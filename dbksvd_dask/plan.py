@@ -219,6 +219,7 @@ class RowStream:
     block_rows : rows that are always read together (1 for data in memory: rows are then shuffled one by one)
     batch_size : rows per outer batch; never more than there are training rows
     n_validation : rows set aside
+    first_rows : rows of the first batch; batches double every other iteration until they have all their rows
     """
 
     n_samples: int
@@ -226,6 +227,7 @@ class RowStream:
     batch_size: int
     n_validation: int
     seed: int
+    first_rows: int | None = None
 
     @property
     def n_train(self) -> int:
@@ -234,8 +236,28 @@ class RowStream:
 
     @property
     def rows_per_batch(self) -> int:
-        """Rows of one batch: batch_size, or all of them when there are fewer."""
+        """Rows of a batch after the warm-up: batch_size, or all of them when there are fewer."""
         return min(self.batch_size, self.n_train)
+
+    def batch_rows(self, iteration: int) -> int:
+        """Rows of one outer batch.
+
+        >>> stream = RowStream(10**6, 1, 65536, 0, 0, first_rows=8192)
+        >>> [stream.batch_rows(i) for i in (0, 1, 2, 5, 6, 999)]
+        [8192, 8192, 16384, 32768, 65536, 65536]
+        """
+        if self.first_rows is None or iteration >= 128:
+            return self.rows_per_batch
+        return min(self.first_rows << iteration // 2, self.rows_per_batch)
+
+    def rows_before(self, iteration: int) -> int:
+        """Rows that the outer batches before this one read.
+
+        >>> RowStream(10**6, 1, 65536, 0, 0, first_rows=8192).rows_before(7)
+        180224
+        """
+        missing = sum(self.rows_per_batch - self.batch_rows(i) for i in range(min(iteration, 128)))
+        return iteration * self.rows_per_batch - missing
 
     @property
     def n_blocks(self) -> int:
@@ -247,8 +269,8 @@ class RowStream:
         return _validation_rows(self)
 
     def batch(self, iteration: int) -> np.ndarray:
-        """Rows of one outer batch, in reading order: int64 (rows_per_batch,)."""
-        return self.rows(iteration * self.rows_per_batch, self.rows_per_batch)
+        """Rows of one outer batch, in reading order: int64 (batch_rows,)."""
+        return self.rows(self.rows_before(iteration), self.batch_rows(iteration))
 
     def rows(self, position: int, count: int) -> np.ndarray:
         """Rows `position` to `position + count` of the stream; what an epoch leaves over rolls into the next."""
@@ -321,14 +343,30 @@ def _without(rows: np.ndarray, held: np.ndarray) -> np.ndarray:
     return np.delete(rows, inside - rows[0]) if inside.size else rows
 
 
-def plan_stream(n_samples: int, block_rows: int, batch_size: int, validation: int, seed: int) -> RowStream:
+# Rows of the first batch of a warm-up: so many per atom, and no fewer than this.
+WARM_UP_ROWS_PER_ATOM = 4
+WARM_UP_ROWS = 8192
+
+
+def warm_up_rows(n_atoms: int) -> int:
+    """Rows of the first batch of a fit that warms up: few, but enough to move every atom.
+
+    >>> warm_up_rows(1024), warm_up_rows(4096)
+    (8192, 16384)
+    """
+    return max(WARM_UP_ROWS, WARM_UP_ROWS_PER_ATOM * n_atoms)
+
+
+def plan_stream(
+    n_samples: int, block_rows: int, batch_size: int, validation: int, seed: int, first_rows: int | None = None
+) -> RowStream:
     """Stream of a fit; `validation` is cut to a tenth of the rows, so that small data can still train.
 
     >>> plan_stream(1000, 1, 65536, 8192, 0).n_validation
     100
     """
     held = min(validation, n_samples // 10)
-    return RowStream(n_samples, block_rows, batch_size, held, seed)
+    return RowStream(n_samples, block_rows, batch_size, held, seed, first_rows)
 
 
 def runs(rows: np.ndarray) -> list[tuple[int, int]]:

@@ -83,7 +83,8 @@ class Trainer:
         self.dtype = working_dtype(source.dtype)
         self._init = init
         held = 0 if validation is not None else params.validation
-        self.stream = plan.plan_stream(source.n_samples, source.block_rows, params.batch_size, held, params.seed)
+        rows = (source.n_samples, source.block_rows, params.batch_size)
+        self.stream = plan.plan_stream(*rows, held, params.seed, params.first_rows)
         if 0 < self.stream.n_validation < held:
             logger.info("validation cut from %d to %d rows, a tenth of the data", held, self.stream.n_validation)
         self.validation: Source | None = validation if validation is not None else source
@@ -300,7 +301,7 @@ class Trainer:
         sizes = memory.FitSizes(
             n_features=self.source.n_features,
             n_atoms=p.n_atoms,
-            k=p.k,
+            k=p.training_slots,
             batch_size=self.stream.rows_per_batch,
             chunk_size=p.chunk_size,
             n_rounds=p.n_rounds,
@@ -326,21 +327,22 @@ class Trainer:
             before = time.monotonic()
             state = self.step(state)
             now = time.monotonic()
-            self._emit(self._finished(state, now - before, (now - began) / (state.iteration - first)))
+            self._emit(self._finished(state, now - before, now - began, first))
             if on_state is not None:
                 on_state(state)
         self._emit(events.FitFinished(state.iteration, time.monotonic() - began))
         return state
 
-    def _finished(self, state: FitState, seconds: float, mean_seconds: float) -> events.BatchFinished:
-        rows = self.stream.rows_per_batch
+    def _finished(self, state: FitState, seconds: float, elapsed: float, first: int) -> events.BatchFinished:
+        rows, behind = self.stream.batch_rows(state.iteration - 1), self.stream.rows_before(state.iteration)
+        per_row = elapsed / (behind - self.stream.rows_before(first))
         return events.BatchFinished(
             iteration=state.iteration - 1,
             n_iter=self.params.n_iter,
             n_samples=rows,
             seconds=seconds,
             samples_per_second=rows / seconds if seconds > 0 else float("inf"),
-            seconds_left=mean_seconds * (self.params.n_iter - state.iteration),
+            seconds_left=per_row * (self.stream.rows_before(self.params.n_iter) - behind),
             bytes_read=rows * self.source.n_features * self.source.dtype.itemsize,
             record={name: values[-1] for name, values in state.history.items()},
         )

@@ -6,7 +6,7 @@ import pytest
 import xarray as xr
 import zarr
 
-from dbksvd_dask import DBKSVD, codes_to_csr, encode
+from dbksvd_dask import DBKSVD, codes_to_csr, encode, events
 from tests import naive
 
 
@@ -227,3 +227,17 @@ def test_a_failing_callback_does_not_end_the_run(Y, caplog):
 
     DBKSVD(32, 3, n_iter=1, callbacks=[broken]).fit(Y)
     assert "a progress callback failed" in caplog.text
+
+
+def test_a_fit_warms_up_with_small_batches_and_goes_on_inside_it(rng, tmp_path):
+    Y = rng.standard_normal((20_000, 12)).astype(np.float32)
+    seen = []
+    settings = {"n_atoms": 24, "k": 2, "batch_size": 16_384, "validation": 0, "n_iter": 4}
+    whole = DBKSVD(**settings, callbacks=[seen.append]).fit(Y)
+    assert [e.n_samples for e in seen if isinstance(e, events.BatchFinished)] == [8192, 8192, 16_384, 16_384]
+    DBKSVD(**(settings | {"n_iter": 1}), checkpoint=tmp_path / "run").fit(Y)
+    resumed = DBKSVD(**settings, checkpoint=tmp_path / "run").fit(Y, resume=True)
+    np.testing.assert_array_equal(whole.components_, resumed.components_)
+    plain = DBKSVD(**settings, warm_up=False, callbacks=[seen.append]).fit(Y)
+    assert [e.n_samples for e in seen if isinstance(e, events.BatchFinished)][-4:] == [16_384] * 4
+    assert not np.array_equal(plain.components_, whole.components_)

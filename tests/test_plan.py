@@ -1,5 +1,7 @@
 """Planning: integers in, integers out, whatever the sizes."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -34,6 +36,17 @@ def test_batches_are_cuts_of_one_stream(stream, iteration):
     assert rows.size == stream.rows_per_batch == min(stream.batch_size, stream.n_train)
     whole = stream.rows(0, (iteration + 1) * stream.rows_per_batch)
     np.testing.assert_array_equal(rows, whole[-stream.rows_per_batch :])
+
+
+@given(streams, st.integers(1, 80), st.integers(1, 140))
+@settings(max_examples=100, deadline=None)
+def test_a_warm_up_doubles_its_batches_and_leaves_out_no_row(stream, first_rows, n_iter):
+    stream = dataclasses.replace(stream, first_rows=first_rows)
+    sizes = [stream.batch(i).size for i in range(n_iter)]
+    assert sizes == [min(first_rows * 2 ** (i // 2), stream.rows_per_batch) for i in range(n_iter)]
+    assert stream.rows_before(n_iter) == sum(sizes)
+    joined = np.concatenate([stream.batch(i) for i in range(n_iter)])
+    np.testing.assert_array_equal(joined, stream.rows(0, sum(sizes)))
 
 
 @given(streams)

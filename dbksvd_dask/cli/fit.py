@@ -155,8 +155,9 @@ def _plan(store: str, params: dict[str, Any], where: dict[str, Any]) -> dict[str
     trainer = model._trainer(store)
     p, stream, width = trainer.params, trainer.stream, reader.n_features
     rows, held = stream.rows_per_batch, int(trainer._validation_rows.size)
-    read = (p.n_iter * (rows + held) + min(stream.n_train, MEAN_ROWS)) * width * reader.stored.itemsize
-    flops = 2.0 * width * p.n_atoms * p.n_iter * (rows + held + p.n_atoms)
+    trained = stream.rows_before(p.n_iter)
+    read = (trained + p.n_iter * held + min(stream.n_train, MEAN_ROWS)) * width * reader.stored.itemsize
+    flops = 2.0 * width * p.n_atoms * (trained + p.n_iter * (held + p.n_atoms))
     seconds = ITERATION_RATIO * flops / product_speed(width, p.n_atoms, trainer.dtype) + read / read_speed(reader)
     return {
         "store": reader.path,
@@ -166,7 +167,7 @@ def _plan(store: str, params: dict[str, Any], where: dict[str, Any]) -> dict[str
         "k": p.k,
         "iterations": p.n_iter,
         "batch_rows": rows,
-        "passes": p.n_iter * rows / stream.n_train,
+        "passes": trained / stream.n_train,
         "validation_rows": held,
         "read_bytes": read,
         "written_bytes": 2 * p.n_atoms * width * trainer.dtype.itemsize,
