@@ -2,10 +2,13 @@
 
     python -m benchmarks.wordnet_probing STORE --labels category --rows 30000 --seeds 0 1 2 --json results.jsonl
 
+    python -m benchmarks.wordnet_probing STORE --smallest 2 --seeds 0 --sae-steps 3000     # all 45 categories
+
 STORE is an activation store with an aligned array of labels (the WordNet sentences of `pipelines`). Categories
-with fewer than 400 of the rows are left out. Plain, Matryoshka and growing dictionaries, signed and non-negative,
-against the raw features and, with torch (`--sae-steps`), TopK and Matryoshka SAEs with their own encoder and with
-our pursuit over their decoder.
+with fewer than 400 of the rows are left out, unless `--smallest` says otherwise. Plain, Matryoshka and growing
+dictionaries, signed and non-negative, against the raw features, a random dictionary and, with torch
+(`--sae-steps`), TopK and Matryoshka SAEs with their own encoder and with our pursuit over their decoder. Balanced
+accuracy, and processor seconds of the training.
 """
 
 from __future__ import annotations
@@ -23,14 +26,16 @@ import numpy as np
 import scipy.sparse as sp
 
 from dbksvd_dask import DBKSVD, encode
-from dbksvd_dask.evaluate.probing import probe
+from dbksvd_dask.evaluate.probing import probe, random_dictionary_codes
 from dbksvd_dask.store.activations import open_rows
 
 NESTED = (16, 16, 32, 64, 128, 256, 512)  # for 1024 atoms and k = 16
 SMALLEST_CATEGORY = 400
 
 
-def load(store: str, labels: str, rows: int | None, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def load(
+    store: str, labels: str, rows: int | None, seed: int, smallest: int = SMALLEST_CATEGORY
+) -> tuple[np.ndarray, np.ndarray]:
     """Rows in random order with their labels, small categories left out: (n, d) float32 and (n,)."""
     import zarr
 
@@ -40,7 +45,7 @@ def load(store: str, labels: str, rows: int | None, seed: int) -> tuple[np.ndarr
     order = np.random.default_rng(seed).permutation(len(Y))[:rows]
     Y, tags = Y[order].astype(np.float32), tags[order]
     values, counts = np.unique(tags, return_counts=True)
-    keep = np.isin(tags, values[counts >= SMALLEST_CATEGORY])
+    keep = np.isin(tags, values[counts >= smallest])
     return Y[keep], tags[keep]
 
 
@@ -112,10 +117,12 @@ def row_of(features: Any, tags: np.ndarray, seed: int) -> dict[str, float]:
 def run(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield one row per seed and method."""
     for seed in args.seeds:
-        Y, tags = load(args.store, args.labels, args.rows, seed)
+        Y, tags = load(args.store, args.labels, args.rows, seed, args.smallest)
         about = {"seed": seed, "rows": len(Y), "categories": int(np.unique(tags).size)}
         if not args.only:
             yield about | {"method": "raw features", "seconds": 0.0} | row_of(Y, tags, seed)
+            codes = random_dictionary_codes(Y - Y.mean(axis=0), args.atoms, args.k, seed=seed)
+            yield about | {"method": "random dictionary", "seconds": 0.0} | row_of(codes, tags, seed)
         for name, codes, seconds in dictionaries(Y, args, seed):
             yield about | {"method": name, "seconds": seconds} | row_of(codes, tags, seed)
         if args.sae_steps:
@@ -144,6 +151,7 @@ def main() -> None:
     parser.add_argument("store")
     parser.add_argument("--labels", default="category", help="array of the store that holds a label per row")
     parser.add_argument("--rows", type=int, help="rows to use; all when not given")
+    parser.add_argument("--smallest", type=int, default=SMALLEST_CATEGORY, help="rows of the smallest category")
     parser.add_argument("--atoms", type=int, default=1024)
     parser.add_argument("--k", type=int, default=16)
     parser.add_argument("--n-iter", type=int, default=30)
