@@ -1,4 +1,4 @@
-"""One outer batch as a Dask graph: the only module that builds graphs.
+"""One outer batch as a Dask graph; graphs that only encode are in `encoding`, and both are made of `tasks`.
 
 ::
 

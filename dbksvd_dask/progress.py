@@ -133,22 +133,26 @@ def describe_start(event: events.FitStarted) -> str:
     return f"planned peak memory per process: {in_bytes(event.planned_bytes)}{watch}"
 
 
-def describe(view: Snapshot) -> str:
-    """Error, speed, time left and bytes read in one line."""
+def describe(view: Snapshot, short: bool = False) -> str:
+    """Error, speed, time left and bytes read in one line; short: error and time left only."""
     parts = []
     if math.isfinite(view.relative_error):
         parts.append(f"error {view.relative_error:.4f}")
     if math.isfinite(view.validation_error):
         parts.append(f"held-out {view.validation_error:.4f}")
-    if math.isfinite(view.samples_per_second):
+    if math.isfinite(view.samples_per_second) and not short:
         parts.append(f"{view.samples_per_second:,.0f} samples/s")
     parts.append(f"{in_time(view.seconds_left)} left")
-    if view.bytes_read:
+    if view.bytes_read and not short:
         parts.append(f"{in_bytes(view.bytes_read)} read")
     return ", ".join(parts)
 
 
 # ---------------------------------------------------------------------------------------------- terminal
+
+
+# Columns that the whole line of a bar needs.
+WIDE = 110
 
 
 class TerminalBar:
@@ -164,13 +168,15 @@ class TerminalBar:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
 
+        console = console or Console(stderr=True)
         self.view = Snapshot()
+        self._narrow = console.width < WIDE
         self._bars = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=8 if self._narrow else 24),
             TextColumn("{task.fields[count]}"),
             TextColumn("{task.fields[text]}"),
-            console=console or Console(stderr=True),
+            console=console,
         )
         self._tasks: dict[str, Any] = {}
 
@@ -193,7 +199,7 @@ class TerminalBar:
         if isinstance(event, events.Retrying | events.FitStopped):
             self._bars.console.print(view.note, highlight=False, markup=False)
         if view.n_iter:
-            self._draw("fit", view.done, view.n_iter, view.count, describe(view))
+            self._draw("fit", view.done, view.n_iter, view.count, describe(view, short=self._narrow))
 
     def _draw(self, name: str, done: float, total: float, count: str, text: str) -> None:
         if name not in self._tasks:

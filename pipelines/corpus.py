@@ -85,12 +85,18 @@ def read_wordnet(folder: str | Path) -> Corpus:
     return Corpus(texts, np.array(categories, np.int16), list(WORDNET_CATEGORIES), "WordNet glosses")
 
 
+def _lines(path: str | Path) -> list[str]:
+    """Lines of a file. Only a line feed ends one: a text may hold any other character, U+2028 too."""
+    lines = Path(path).read_text(encoding="utf-8").split("\n")
+    return lines[:-1] if lines[-1] == "" else lines
+
+
 def read_texts(path: str | Path, labels: str | Path | None = None) -> Corpus:
     """Read texts, one per line, and labels, one per line, named in sorted order."""
-    texts = Path(path).read_text(encoding="utf-8").splitlines()
+    texts = _lines(path)
     if labels is None:
         return Corpus(texts, source=Path(path).name)
-    given = [line.strip() for line in Path(labels).read_text(encoding="utf-8").splitlines()]
+    given = [line.strip() for line in _lines(labels)]
     if len(given) != len(texts):
         raise InputError(f"{labels} has {len(given)} lines, {path} has {len(texts)}; one label per text is needed")
     names, category = np.unique(given, return_inverse=True)

@@ -95,12 +95,14 @@ def test_a_run_that_is_there_is_kept_unless_forced(tmp_path, store):
 def test_init_may_be_a_file_a_dictionary_or_a_run(tmp_path, store):
     given = jobs.write_dictionary(tmp_path / "dictionary", 24, 16)
     np.save(tmp_path / "atoms.npy", open_dictionary(given).atoms)
+    np.save(tmp_path / "turned.npy", 2 * open_dictionary(given).atoms.T)  # (features, atoms), as KSVD.jl saves
     found = []
-    for name in ("dictionary", "atoms.npy"):
+    for name in ("dictionary", "atoms.npy", "turned.npy"):
         code, _, err = jobs.command("fit", store, tmp_path / f"run-{name}", *SMALL, "--init", tmp_path / name)
         assert code == 0, err
         found.append(open_dictionary(tmp_path / f"run-{name}").atoms)
-    np.testing.assert_array_equal(*found)
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_allclose(found[0], found[2], atol=1e-5)
     code, _, err = jobs.command("fit", store, tmp_path / "run-dictionary", "--resume", "--n-iter", 3)
     assert code == 0, err
 

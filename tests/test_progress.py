@@ -144,6 +144,16 @@ def test_bar_shows_batches_error_and_notes(seen):
     assert "30/120 samples" in text
 
 
+def test_a_narrow_terminal_shows_the_time_left_and_cuts_nothing(seen):
+    screen = io.StringIO()
+    with progress.TerminalBar(Console(file=screen, width=80, force_terminal=True, color_system=None)) as bar:
+        for event in seen:
+            bar(event)
+    last = screen.getvalue().replace("\r", "\n").splitlines()[-1]
+    assert " left" in last
+    assert "…" not in last
+
+
 # ---------------------------------------------------------------------------------------------- file
 
 

@@ -62,3 +62,10 @@ def test_a_sparkline_spans_its_box():
     assert "1.0,18.0" in reprs.sparkline([1.0, 3.0], width=50, height=20)
     assert "49.0,2.0" in reprs.sparkline([1.0, 3.0], width=50, height=20)
     assert "nan" not in reprs.sparkline([1.0, np.nan, 3.0])
+
+
+def test_a_dictionary_in_one_line(tmp_path):
+    from dbksvd_dask.store.dictionary import Dictionary
+
+    D = Dictionary(np.eye(4, 6, dtype=np.float32), None, {"n_atoms": 4, "k": 2}, source="store.zarr", iteration=3)
+    assert repr(D) == "<Dictionary: 4 atoms of 6 features, k=2, 3 batches, fitted on store.zarr>"

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from dbksvd_dask.errors import InputError, StoreError
+from dbksvd_dask.errors import InputError
 from dbksvd_dask.params import _CHOICES, FitParams
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -31,7 +31,7 @@ HELP = {
     "min_coefficient": "Stop a pursuit when the next coefficient is below this.",
     "rtol": "Stop a pursuit when the residual falls to this part of the sample's norm.",
     "center": "Take the mean off every sample.",
-    "init": "First dictionary: 'uniform', 'data', a .npy file, a dictionary or a run.",
+    "init": "First dictionary: 'uniform', 'data', a dictionary, a run, or a file of another tool.",
     "dead_atoms": "What takes the place of an atom that no sample of a batch used.",
     "chunk_size": "Samples per task.",
     "validation": "Samples set aside to measure on, or a store of their own.",
@@ -155,18 +155,14 @@ def read_init(value: str) -> Any:
     """Turn what --init says into what `DBKSVD(init=...)` takes: a word, or an array."""
     if value in ("uniform", "data"):
         return value
-    if value.endswith(".npy"):
-        import numpy as np
-
-        try:
-            return np.load(value, allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise StoreError(f"--init {value} cannot be read as a .npy file: {error}") from error
     if not os.path.exists(value):
-        raise InputError(f"--init {value} is not known; use 'uniform', 'data', a .npy file, a dictionary or a run")
-    from dbksvd_dask.store.dictionary import open_dictionary
+        raise InputError(
+            f"--init {value} is not known; use 'uniform', 'data', a dictionary, a run, a .npy or .safetensors "
+            "file, or a SAELens folder"
+        )
+    from dbksvd_dask.export.foreign import load_foreign
 
-    return open_dictionary(value).atoms
+    return load_foreign(value).atoms  # of another tool too: turned and normalised
 
 
 def read_validation(value: str) -> Any:

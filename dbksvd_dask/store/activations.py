@@ -66,13 +66,13 @@ def open_activations(path: PathLike) -> xr.Dataset:
 def _lazy(reader: RowReader, name: str) -> tuple[tuple[str, ...], da.Array, dict[str, Any]]:
     dims = tuple(f"{name}_{axis}" for axis in range(len(reader.row_shape))) if name else ("feature",)
     # not Zarr's own array: through the reader a damaged chunk is noticed
-    source = _Sliced(reader)
+    source = RowsAsArray(reader)
     chunks = (reader.chunk_rows, *reader.row_shape)
     rows = da.from_array(source, chunks=chunks, asarray=False)  # type: ignore[no-untyped-call]
     return ("sample", *dims), rows, dict(reader.attributes)
 
 
-class _Sliced:
+class RowsAsArray:
     """The little of an array that Dask needs to read rows through a RowReader."""
 
     def __init__(self, reader: RowReader) -> None:

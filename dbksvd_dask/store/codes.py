@@ -33,7 +33,7 @@ import dbksvd_dask
 from dbksvd_dask.errors import MismatchError, StoreError
 from dbksvd_dask.evaluate.codes import CodeMoments
 from dbksvd_dask.store import atomic, remote
-from dbksvd_dask.store.activations import _Sliced
+from dbksvd_dask.store.activations import RowsAsArray
 from dbksvd_dask.store.dictionary import Dictionary
 from dbksvd_dask.store.remote import PathLike
 from dbksvd_dask.store.rows import CHECKSUMS, RowReader, open_aligned
@@ -182,7 +182,7 @@ def _checked(path: PathLike) -> tuple[str, dict[str, Any]]:
 def _lazy(path: str, name: str) -> da.Array:
     reader = _reader(path, name)
     chunks = (reader.chunk_rows, *reader.row_shape)
-    rows: da.Array = da.from_array(_Sliced(reader), chunks=chunks, asarray=False)  # type: ignore[no-untyped-call]
+    rows: da.Array = da.from_array(RowsAsArray(reader), chunks=chunks, asarray=False)  # type: ignore[no-untyped-call]
     return rows
 
 

@@ -82,6 +82,12 @@ class Dictionary:
             attrs={"iteration": self.iteration, **self.params},
         )
 
+    def __repr__(self) -> str:
+        """One line: shape, k, batches and source."""
+        shape = f"{self.n_atoms} atoms of {self.n_features} features, k={self.params.get('k')}"
+        where = f", fitted on {self.source}" if self.source else ""
+        return f"<Dictionary: {shape}, {self.iteration} batches{where}>"
+
     def _repr_html_(self) -> str:
         return dictionary_html(self.atoms, self.params, self.history, self.iteration, self.source)
 
