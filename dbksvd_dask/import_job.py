@@ -16,7 +16,7 @@ from dbksvd_dask.events import Callback, JobProgress, emit
 from dbksvd_dask.importers import Collection, Hints
 from dbksvd_dask.importers.selection import Rules, Selection
 from dbksvd_dask.importers.values import nonfinite_rows
-from dbksvd_dask.job_tools import N_THREADS, Buffers, run_bounded
+from dbksvd_dask.job_tools import N_THREADS, Buffers, begin_or_go_on, run_bounded
 from dbksvd_dask.store import atomic, remote
 from dbksvd_dask.store.activations import ActivationWriter, Aligned, create_activations, default_chunk_rows
 from dbksvd_dask.store.dtypes import stored_dtype
@@ -173,12 +173,7 @@ class ImportJob:
                 job=job,
             )
 
-        try:
-            return begin(resume=True)
-        except MismatchError:
-            if not self.force:
-                raise
-            return begin(resume=False)
+        return begin_or_go_on(begin, self.force)
 
     def _aligned(self) -> dict[str, Aligned]:
         aligned = {}

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from dbksvd_dask.errors import MismatchError
+
 T = TypeVar("T")
 
 # reading is a small part of the work and goes on in the caller: two more keep two cores busy
@@ -67,6 +69,24 @@ def _settle(pending: deque[tuple[int, Future[None]]], on_done: Callable[[int], N
     future.result()
     on_done(part)
     return 1
+
+
+def begin_or_go_on(begin: Callable[[bool], T], force: bool) -> T:
+    """Go on with work that was begun; work of another description is begun anew when that is allowed.
+
+    Parameters
+    ----------
+    begin : callable
+        Given whether to resume; raises `MismatchError` when there is something else to resume.
+    force : bool
+        Whether other work may be replaced.
+    """
+    try:
+        return begin(True)
+    except MismatchError:
+        if not force:
+            raise
+        return begin(False)
 
 
 class Buffers:

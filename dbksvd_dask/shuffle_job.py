@@ -16,7 +16,7 @@ import zarr
 
 from dbksvd_dask.errors import InputError, MismatchError
 from dbksvd_dask.events import Callback, JobProgress, emit
-from dbksvd_dask.job_tools import Buffers, run_bounded
+from dbksvd_dask.job_tools import Buffers, begin_or_go_on, run_bounded
 from dbksvd_dask.mixing import BatchMeans, batch_rows, choose_columns, pick_columns
 from dbksvd_dask.shuffle_plan import plan_shuffle
 from dbksvd_dask.store import atomic, remote
@@ -164,12 +164,7 @@ class ShuffleJob:
                 job=job,
             )
 
-        try:
-            return begin(resume=True)
-        except MismatchError:
-            if not self.force:
-                raise
-            return begin(resume=False)
+        return begin_or_go_on(begin, self.force)
 
     def _provenance(self) -> dict[str, Any]:
         node = remote.open_zarr(self.reader.path)
