@@ -2,7 +2,8 @@
 
     python -m benchmarks.wordnet_probing STORE --labels category --rows 30000 --seeds 0 1 2 --json results.jsonl
 
-    python -m benchmarks.wordnet_probing STORE --smallest 2 --seeds 0 --sae-steps 3000     # all 45 categories
+    python -m benchmarks.wordnet_probing STORE --smallest 2 --seeds 0 --sae-steps 3000 \
+        --only raw random DB-KSVD "Matryoshka, non-negative" "TopK SAE"       # all 45 categories
 
 STORE is an activation store with an aligned array of labels (the WordNet sentences of `pipelines`). Categories
 with fewer than 400 of the rows are left out, unless `--smallest` says otherwise. Plain, Matryoshka and growing
@@ -49,6 +50,11 @@ def load(
     return Y[keep], tags[keep]
 
 
+def wanted(name: str, only: list[str] | None) -> bool:
+    """Tell whether a method is asked for; all are when nothing is said."""
+    return only is None or any(part in name for part in only)
+
+
 def fits(n_atoms: int, k: int) -> dict[str, dict[str, Any]]:
     """Give the settings of every DB-KSVD in the table."""
     nested: Any = NESTED if n_atoms == sum(NESTED) and k >= len(NESTED) else "exponential"
@@ -66,7 +72,7 @@ def dictionaries(Y: np.ndarray, args: argparse.Namespace, seed: int) -> Iterator
     from dbksvd_dask import plan
 
     for name, how in fits(args.atoms, args.k).items():
-        if args.only not in name:
+        if not wanted(name, args.only):
             continue
         n_iter = args.n_iter
         if "growth" in how:
@@ -89,7 +95,7 @@ def autoencoders(Y: np.ndarray, args: argparse.Namespace, seed: int) -> Iterator
     scale = np.float32(np.sqrt(Y.shape[1]) / np.linalg.norm(Y, axis=1).mean())
     widths = {"TopK SAE": None, "Matryoshka SAE": NESTED if args.atoms == sum(NESTED) else None}
     for name, groups in widths.items():
-        if args.only not in name:
+        if not wanted(name, args.only):
             continue
         began = time.process_time()
         sae = train_sae(Y * scale, args.atoms, args.k, 1e-3, lambda *_: None, groups, 1024, args.sae_steps, seed)
@@ -119,8 +125,9 @@ def run(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for seed in args.seeds:
         Y, tags = load(args.store, args.labels, args.rows, seed, args.smallest)
         about = {"seed": seed, "rows": len(Y), "categories": int(np.unique(tags).size)}
-        if not args.only:
+        if wanted("raw features", args.only):
             yield about | {"method": "raw features", "seconds": 0.0} | row_of(Y, tags, seed)
+        if wanted("random dictionary", args.only):
             codes = random_dictionary_codes(Y - Y.mean(axis=0), args.atoms, args.k, seed=seed)
             yield about | {"method": "random dictionary", "seconds": 0.0} | row_of(codes, tags, seed)
         for name, codes, seconds in dictionaries(Y, args, seed):
@@ -157,7 +164,7 @@ def main() -> None:
     parser.add_argument("--n-iter", type=int, default=30)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--sae-steps", type=int, default=0, help="steps of 1024 rows an SAE trains; 0 for no SAEs")
-    parser.add_argument("--only", default="", help="only methods whose name contains this")
+    parser.add_argument("--only", nargs="+", help="only methods whose name contains one of these")
     parser.add_argument("--threads", type=int, help="of Dask; one per core when not given")
     parser.add_argument("--json", type=Path, help="append each row to this file as it comes")
     args = parser.parse_args()

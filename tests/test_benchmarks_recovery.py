@@ -30,7 +30,7 @@ def test_coherence_table_has_a_row_per_k_and_kind(rng, tmp_path):
 def test_probing_finds_the_categories(rng):
     tags = np.repeat([0, 1, 2], 100)
     Y = (np.eye(3, 12)[tags] * 4 + rng.standard_normal((300, 12))).astype(np.float32)
-    args = argparse.Namespace(atoms=64, k=8, n_iter=2, only="DB-KSVD, non-negative")
+    args = argparse.Namespace(atoms=64, k=8, n_iter=2, only=["DB-KSVD, non-negative"])
     ((name, codes, seconds),) = wordnet_probing.dictionaries(Y, args, 0)
     row = {"method": name, "seconds": seconds} | wordnet_probing.row_of(codes, tags, 0)
     assert row["k_sp=5"] > 0.7
