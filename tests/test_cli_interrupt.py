@@ -13,7 +13,9 @@ from dbksvd_dask.store.dictionary import latest_checkpoint, open_dictionary
 
 def test_ctrl_c_leaves_the_checkpoint_and_says_where_it_is(tmp_path):
     np.save(tmp_path / "y.npy", np.random.default_rng(0).standard_normal((4000, 32)).astype("f4"))
-    command = [sys.executable, "-c", "from dbksvd_dask.cli import main; main()"]
+    # a shell's background job hands "ignore Ctrl-C" down to its children
+    listening = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    command = [sys.executable, "-c", f"{listening}; from dbksvd_dask.cli import main; main()"]
     store, folder = str(tmp_path / "y.zarr"), str(tmp_path / "run")
     subprocess.run([*command, "import", str(tmp_path / "y.npy"), store], check=True, capture_output=True)
     run = subprocess.Popen(
@@ -22,13 +24,16 @@ def test_ctrl_c_leaves_the_checkpoint_and_says_where_it_is(tmp_path):
         stdout=subprocess.DEVNULL,
         text=True,
     )
-    deadline = time.monotonic() + 120
-    while latest_checkpoint(folder) is None:
-        assert run.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    os.kill(run.pid, signal.SIGINT)
-    _, errors = run.communicate(timeout=120)
+    try:
+        deadline = time.monotonic() + 120
+        while latest_checkpoint(folder) is None:
+            assert run.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        os.kill(run.pid, signal.SIGINT)
+        _, errors = run.communicate(timeout=120)
+    finally:
+        run.kill()
     assert run.returncode == 130, errors
     last = errors.strip().splitlines()[-1]
     assert last.startswith("dbksvd: ")
