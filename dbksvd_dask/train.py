@@ -30,8 +30,7 @@ logger = logging.getLogger(__name__)
 # The mean is taken over this many rows of the stream: exact for data up to that size, and one short pass, not
 # one over terabytes, beyond. Its error is then below 0.2 % of a standard deviation per feature.
 MEAN_ROWS = 262_144
-# The threshold with which a growing dictionary encodes is brought to k nonzeros on so many rows, in so many steps:
-# with one step it lagged behind a dictionary of 4096 atoms, which had 28.8 nonzeros instead of 25.
+# The threshold with which a growing dictionary encodes is brought to k nonzeros on so many rows, in so many steps.
 THRESHOLD_ROWS, THRESHOLD_STEPS = 2048, 4
 
 History = dict[str, list[float]]
