@@ -9,31 +9,24 @@ above 0.9, and the variance explained on held-out rows.
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import dask
 import numpy as np
 
+from benchmarks import common
 from dbksvd_dask import DBKSVD
+from dbksvd_dask.evaluate.coherence import coherence
 
 
 def measure(D: np.ndarray, threshold: float = 0.9, tile: int = 512) -> dict[str, float]:
     """Mean and largest coherence of unit atoms (n_atoms, n_features), and the share above a threshold."""
-    largest = np.empty(len(D))
-    for a in range(0, len(D), tile):
-        products = np.abs(D[a : a + tile] @ D.T)
-        rows = np.arange(products.shape[0])
-        products[rows, a + rows] = 0
-        largest[a : a + tile] = products.max(axis=1)
+    found = coherence(D, duplicate_threshold=threshold, tile=tile)
     return {
-        "mean": float(largest.mean()),
-        "max": float(largest.max()),
-        "near": float((largest > threshold).mean()),
+        "mean": float(found.absolute.mean()),
+        "max": found.mutual,
+        "near": found.n_near_duplicates / len(D),
     }
 
 
@@ -69,18 +62,9 @@ def main() -> None:
     parser.add_argument("--k", type=int, nargs="+", default=[20, 40, 80])
     parser.add_argument("--n-iter", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=32_768)
-    parser.add_argument("--threads", type=int, help="of Dask; one per core when not given")
-    parser.add_argument("--json", type=Path, help="append each row to this file as it comes")
+    common.add_row_output(parser)
     args = parser.parse_args()
-    rows = []
-    with dask.config.set(scheduler="threads", **({"num_workers": args.threads} if args.threads else {})):
-        for row in run(args):
-            rows.append(row)
-            print(json.dumps(row), file=sys.stderr, flush=True)
-            if args.json is not None:
-                with args.json.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
-    print(table(rows))
+    common.emit_rows(run(args), args, table)
 
 
 if __name__ == "__main__":

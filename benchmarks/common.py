@@ -7,14 +7,16 @@ import json
 import os
 import platform
 import resource
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import dask
 import numpy as np
 
 from benchmarks._stores import made_up_rows
@@ -184,6 +186,28 @@ def emit(result: dict[str, Any], args: argparse.Namespace, table: Callable[[dict
     if args.out:
         write(result, args.out)
     print(json.dumps(result, indent=1, default=float) if args.json else table(result))
+
+
+def add_row_output(parser: argparse.ArgumentParser) -> None:
+    """Options of the benchmarks that take long and give one row after the other."""
+    parser.add_argument("--threads", type=int, help="of Dask; one per core when not given")
+    parser.add_argument("--json", type=Path, help="append each row to this file as it comes")
+
+
+def emit_rows(
+    rows: Iterable[dict[str, Any]], args: argparse.Namespace, table: Callable[[list[dict[str, Any]]], str]
+) -> None:
+    """Print rows as they come, keep them in a file if asked, and print the table at the end."""
+    seen = []
+    with dask.config.set(scheduler="threads", **({"num_workers": args.threads} if args.threads else {})):
+        for row in rows:
+            seen.append(row)
+            line = json.dumps({k: round(v, 5) if isinstance(v, float) else v for k, v in row.items()})
+            print(line, file=sys.stderr, flush=True)
+            if args.json is not None:
+                with args.json.open("a") as file:
+                    file.write(line + "\n")
+    print(table(seen))
 
 
 def write(result: dict[str, Any], path: str) -> None:

@@ -12,17 +12,15 @@ scored at the L0 that it then has on the test rows. Seconds are processor second
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import dask
 import numpy as np
 import scipy.sparse as sp
 
+from benchmarks import common
 from benchmarks.synth_model import SIZES, Samples, load_samples
 from dbksvd_dask import DBKSVD
 
@@ -137,14 +135,14 @@ def train_sae(name: str, samples: Samples, l0: int, seed: int, kind: str, budget
 
     torch.manual_seed(seed)
     n_atoms = SIZES[name].n_atoms
-    common = {"d_in": SIZES[name].hidden_dim, "d_sae": n_atoms, "k": l0}
+    shape = {"d_in": SIZES[name].hidden_dim, "d_sae": n_atoms, "k": l0}
     if kind == "Matryoshka SAE":
         widths = [n_atoms // 16, n_atoms // 4, n_atoms]
         sae: Any = MatryoshkaBatchTopKTrainingSAE(
-            MatryoshkaBatchTopKTrainingSAEConfig(matryoshka_widths=widths, **common)
+            MatryoshkaBatchTopKTrainingSAEConfig(matryoshka_widths=widths, **shape)
         )
     else:
-        sae = BatchTopKTrainingSAE(BatchTopKTrainingSAEConfig(**common))
+        sae = BatchTopKTrainingSAE(BatchTopKTrainingSAEConfig(**shape))
     config = SAETrainerConfig(
         total_training_samples=budget.n_samples,
         train_batch_size_samples=1024,
@@ -216,14 +214,14 @@ def run(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for seed in args.seeds:
         samples = load_samples(args.cache, args.size, seed, args.rows)
         for l0 in args.l0 or size.l0:
-            common = {"size": args.size, "seed": seed, "k": l0}
+            about = {"size": args.size, "seed": seed, "k": l0}
             if args.only != "SAE":
                 for row in dbksvd_rows(args.size, samples, l0, seed, args.growth, args.only):
-                    yield common | row
+                    yield about | row
             for kind in ("BatchTopK SAE", "Matryoshka SAE"):
                 if args.sae_samples and args.only in kind:
                     budget = Budget(args.sae_samples, args.sae_rate)
-                    yield common | sae_row(args.size, samples, l0, seed, kind, budget)
+                    yield about | sae_row(args.size, samples, l0, seed, kind, budget)
 
 
 def main() -> None:
@@ -238,19 +236,9 @@ def main() -> None:
     parser.add_argument("--sae-samples", type=int, default=4_000_000, help="samples an SAE sees; 0 for no SAEs")
     parser.add_argument("--sae-rate", type=float, default=3e-3, help="learning rate of the SAEs")
     parser.add_argument("--only", default="", help="only methods whose name contains this")
-    parser.add_argument("--threads", type=int, help="of Dask; one per core when not given")
-    parser.add_argument("--json", type=Path, help="append each row to this file as it comes")
+    common.add_row_output(parser)
     args = parser.parse_args()
-    rows = []
-    with dask.config.set(scheduler="threads", **({"num_workers": args.threads} if args.threads else {})):
-        for row in run(args):
-            rows.append(row)
-            line = json.dumps({k: round(v, 5) if isinstance(v, float) else v for k, v in row.items()})
-            print(line, file=sys.stderr, flush=True)
-            if args.json is not None:
-                with args.json.open("a") as file:
-                    file.write(line + "\n")
-    print(table(rows))
+    common.emit_rows(run(args), args, table)
 
 
 if __name__ == "__main__":

@@ -15,17 +15,14 @@ accuracy, and processor seconds of the training.
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import dask
 import numpy as np
 import scipy.sparse as sp
 
+from benchmarks import common
 from dbksvd_dask import DBKSVD, encode
 from dbksvd_dask.evaluate.probing import probe, random_dictionary_codes
 from dbksvd_dask.store.activations import open_rows
@@ -165,19 +162,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--sae-steps", type=int, default=0, help="steps of 1024 rows an SAE trains; 0 for no SAEs")
     parser.add_argument("--only", nargs="+", help="only methods whose name contains one of these")
-    parser.add_argument("--threads", type=int, help="of Dask; one per core when not given")
-    parser.add_argument("--json", type=Path, help="append each row to this file as it comes")
+    common.add_row_output(parser)
     args = parser.parse_args()
-    rows = []
-    with dask.config.set(scheduler="threads", **({"num_workers": args.threads} if args.threads else {})):
-        for row in run(args):
-            rows.append(row)
-            line = json.dumps({k: round(v, 5) if isinstance(v, float) else v for k, v in row.items()})
-            print(line, file=sys.stderr, flush=True)
-            if args.json is not None:
-                with args.json.open("a") as file:
-                    file.write(line + "\n")
-    print(table(rows))
+    common.emit_rows(run(args), args, table)
 
 
 if __name__ == "__main__":
