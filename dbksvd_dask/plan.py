@@ -209,6 +209,10 @@ def next_threshold(threshold: float, mean_nonzeros: float, k: int) -> float:
 # ---------------------------------------------------------------------------------------------- rows
 
 
+# A batch that has doubled every other iteration has all its rows by then, however many those are.
+WARM_UP_END = 128
+
+
 @dataclass(frozen=True)
 class RowStream:
     """The endless order in which a fit reads its training rows: epoch after epoch, blocks shuffled in each.
@@ -246,7 +250,7 @@ class RowStream:
         >>> [stream.batch_rows(i) for i in (0, 1, 2, 5, 6, 999)]
         [8192, 8192, 16384, 32768, 65536, 65536]
         """
-        if self.first_rows is None or iteration >= 128:
+        if self.first_rows is None or iteration >= WARM_UP_END:
             return self.rows_per_batch
         return min(self.first_rows << iteration // 2, self.rows_per_batch)
 
@@ -256,7 +260,7 @@ class RowStream:
         >>> RowStream(10**6, 1, 65536, 0, 0, first_rows=8192).rows_before(7)
         180224
         """
-        missing = sum(self.rows_per_batch - self.batch_rows(i) for i in range(min(iteration, 128)))
+        missing = sum(self.rows_per_batch - self.batch_rows(i) for i in range(min(iteration, WARM_UP_END)))
         return iteration * self.rows_per_batch - missing
 
     @property

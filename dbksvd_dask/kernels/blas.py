@@ -27,8 +27,8 @@ def _controller() -> ThreadpoolController:
 def _let_this_thread_set_limits() -> None:
     """Make the limits of OpenBLAS ours to set.
 
-    From its version 3.7 on, threadpoolctl hands them to the first thread that sets one, and whatever another
-    thread sets is silently ignored: a task would compute with two BLAS threads, or leave one behind for good.
+    threadpoolctl (3.8, not 3.5) hands them to the first thread that sets one, and whatever another thread sets is
+    silently ignored: a task would compute with two BLAS threads, or leave one behind for good.
     """
     clear = getattr(OpenBLASController, "clear_controlling_thread", None)
     if clear is not None:
