@@ -106,7 +106,7 @@ def dbksvd_rows(
             continue
         model, seconds = fit_dbksvd(name, samples, l0, seed, how)
         for encode in ("plain", "staged") if "groups" in how or "growth" in how else ("plain",):
-            model.set_params(encode=encode, output="sparse")
+            model.set_params(encode=encode, refit=True, output="sparse")
             codes = model.transform(np.asarray(samples.test))
             scores = score(model.components_, codes, model.mean_, samples)
             yield {"method": method, "encode": encode, "seconds": seconds, **scores}

@@ -9,6 +9,7 @@ and the chunk size, not on where or in which order the chunks ran.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import dask
@@ -22,6 +23,12 @@ from dbksvd_dask.metrics import Moments, row_norms
 from dbksvd_dask.params import FitParams
 from dbksvd_dask.store.sources import Source
 from dbksvd_dask.tasks import Tasks
+
+# Name in the history: nonzeros that one pursuit over all atoms gives a sample at the threshold of the training.
+PLAIN_NONZEROS = "plain_nonzeros"
+# While they are below this share of k, batches are offered the frequent atoms first. Between 0.9 and 1.1 times k
+# the explained variance falls by .03 at L0 4 while .01 more features are found (small SynthSAEBench models).
+IN_ORDER_BELOW = 0.9
 
 
 class Draw(NamedTuple):
@@ -127,6 +134,18 @@ def training_threshold(params: FitParams, threshold: float, result: batch.BatchR
     if threshold == 0:
         return 0.5 * typical_coefficient(result.before, n_nonzeros)
     return plan.next_threshold(threshold, n_nonzeros / result.before.n_samples, params.k)
+
+
+def offers_in_order(history: Mapping[str, Sequence[float]], k: int) -> bool:
+    """Whether the next batch is offered the frequent atoms before the rare ones, or all at once.
+
+    Where one feature comes only with another, an atom for the sum of both saves a nonzero, and pursuits over all
+    atoms drift there: atoms become sums, and samples take fewer nonzeros than they have features. Offered first,
+    the frequent atom takes its part, and the rare one is fitted to what is left. So a batch goes in order while a
+    plain pursuit takes fewer nonzeros than k, and all at once while it takes more.
+    """
+    found = history.get(PLAIN_NONZEROS)
+    return not found or found[-1] < IN_ORDER_BELOW * k
 
 
 def moved_mean(mean: np.ndarray | None, result: batch.BatchResult) -> np.ndarray | None:

@@ -102,9 +102,10 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     max_nonzeros : int or None, default None
         With ``sparsity="mean"``, the most nonzeros of any sample; None for 3 k.
     growth : float or None, default None
-        Grow the dictionary from 16 atoms to n_atoms by this factor at a time, with five iterations after each
-        step: finds more of the features that made the data. `mean_` is then learned on the way.
-    growth_threshold : float, default 1.0
+        Grow the dictionary from 16 atoms to n_atoms by this factor at a time, with eight iterations after each
+        step: finds more of the features that made the data. Atoms are then sorted by how often they are used,
+        and `mean_` is learned on the way. `refit` counts for the finished dictionary only.
+    growth_threshold : float, default 1.3
         While growing, stop a pursuit below this multiple of the largest coefficient that chance would give: the
         residual's size per feature times ``sqrt(2 log n_atoms)``.
 
@@ -163,7 +164,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         sparsity: str = "max",
         max_nonzeros: int | None = None,
         growth: float | None = None,
-        growth_threshold: float = 1.0,
+        growth_threshold: float = 1.3,
     ) -> None:
         self.n_atoms = n_atoms
         self.k = k

@@ -84,7 +84,7 @@ class FitParams:
     sparsity: str = "max"
     max_nonzeros: int | None = None
     growth: float | None = None
-    growth_threshold: float = 1.0
+    growth_threshold: float = 1.3
 
     @property
     def slots(self) -> int:
@@ -232,8 +232,10 @@ def _check_staged(params: FitParams) -> None:
 def _check_growth(params: FitParams) -> None:
     if params.groups is not None:
         raise InputError(f"growth={params.growth} makes its own groups; leave out groups={params.groups}")
-    if params.encoder != "mp" or params.refit:
-        raise InputError(f"growth={params.growth} needs encoder='mp' and refit=False: refits spoil the recovery")
+    if params.encoder != "mp":
+        raise InputError(
+            f"growth={params.growth} needs encoder='mp'; for least squares on what it finds, use refit=True"
+        )
     if params.init == "array":
         raise InputError(f"growth={params.growth} starts from few atoms; use init='uniform' or 'data'")
     sizes = params.growth_sizes or ()

@@ -39,23 +39,30 @@ def stages(params: FitParams, n_atoms: int) -> tuple[tuple[int, int, int], ...]:
     """Groups that staged encoding offers in order, each (first atom, end, most nonzeros); plain: none."""
     if params.encode == "plain":
         return ()
-    groups = training_groups(params, n_atoms, staged=True)
-    return tuple((group.start, group.stop, group.k) for group in groups)
+    if params.growth is not None:
+        return plan.frequency_stages(n_atoms, params.slots)
+    return tuple((group.start, group.stop, group.k) for group in training_groups(params, n_atoms))
 
 
-def training_groups(params: FitParams, n_atoms: int, staged: bool) -> tuple[plan.Group, ...]:
-    """Groups that one iteration of a fit goes through.
+def training_groups(params: FitParams, n_atoms: int) -> tuple[plan.Group, ...]:
+    """Groups that one iteration of a fit goes through; a growing dictionary is one."""
+    slots = min(params.training_slots, n_atoms)
+    groups = plan.plan_groups(n_atoms, slots, params.groups, params.n_rounds)
+    return tuple(group._replace(k=min(group.k, group.stop - group.start)) for group in groups)
+
+
+def training_spec(params: FitParams, threshold: float, n_atoms: int, in_order: bool) -> EncodeSpec:
+    """How an iteration of a fit encodes its batch.
 
     Parameters
     ----------
-    staged : while a dictionary grows, whether this iteration goes group by group
+    in_order : while a dictionary grows, whether its frequent atoms are offered before the rare ones
     """
-    sizes = params.growth_sizes
-    if sizes is not None and staged:
-        return plan.grown_groups(sizes, n_atoms, params.training_slots, params.n_rounds)
-    slots = min(params.training_slots, n_atoms)
-    groups = plan.plan_groups(n_atoms, slots, None if sizes is not None else params.groups, params.n_rounds)
-    return tuple(group._replace(k=min(group.k, group.stop - group.start)) for group in groups)
+    spec = encode_spec(params, threshold, n_atoms)
+    k = max(group.k for group in training_groups(params, n_atoms))
+    # refits while it grows cost true features; the finished dictionary may well encode with them
+    refit = spec.refit and params.growth is None
+    return spec._replace(k=k, refit=refit, stages=plan.frequency_stages(n_atoms, k) if in_order else ())
 
 
 def stored_spec(

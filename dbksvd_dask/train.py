@@ -17,10 +17,11 @@ from dask.delayed import Delayed
 from dbksvd_dask import batch, encoding, events, growth, keeping, memory, plan, running
 from dbksvd_dask.errors import InputError, StoreError
 from dbksvd_dask.gpu.plan import DevicePlan, Sizes
+from dbksvd_dask.kernels.encode import EncodeSpec
 from dbksvd_dask.metrics import mean_relative_error, variance_explained
 from dbksvd_dask.params import FitParams
 from dbksvd_dask.placement import place
-from dbksvd_dask.specs import encode_spec, training_groups
+from dbksvd_dask.specs import encode_spec, training_groups, training_spec
 from dbksvd_dask.store.dictionary import Dictionary, latest_checkpoint, write_checkpoint
 from dbksvd_dask.store.sources import ArraySource, LazySource, Source, StoreSource
 from dbksvd_dask.tasks import worker_threads
@@ -30,8 +31,9 @@ logger = logging.getLogger(__name__)
 # The mean is taken over this many rows of the stream: exact for data up to that size, and one short pass, not
 # one over terabytes, beyond. Its error is then below 0.2 % of a standard deviation per feature.
 MEAN_ROWS = 262_144
-# The threshold with which a growing dictionary encodes is brought to k nonzeros on so many rows, in so many steps.
-THRESHOLD_ROWS, THRESHOLD_STEPS = 2048, 4
+# Nonzeros of a growing dictionary are counted on so many rows, and the threshold with which it encodes is brought
+# to k of them in so many steps.
+COUNTED_ROWS, THRESHOLD_STEPS = 2048, 4
 
 History = dict[str, list[float]]
 
@@ -153,21 +155,21 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------------ loop
 
-    def batch_spec(self, state: FitState | None = None, staged: bool = False) -> batch.BatchSpec:
-        """What a batch needs to know: the same for all of a fit, unless it grows or learns a threshold.
-
-        Parameters
-        ----------
-        staged : while a dictionary grows, whether this batch goes group by group
-        """
+    def batch_spec(self, state: FitState | None = None) -> batch.BatchSpec:
+        """What a batch needs to know: the same for all of a fit, unless it grows or learns a threshold."""
         p = self.params
-        n_atoms, threshold = p.n_atoms, 0.0
-        if state is not None:
-            n_atoms, threshold = state.dictionary.shape[0], state.training_threshold
-        groups = training_groups(p, n_atoms, staged)
-        encode = encode_spec(p, threshold, n_atoms)._replace(stages=(), k=max(group.k for group in groups))
+        n_atoms = p.n_atoms if state is None else state.dictionary.shape[0]
+        groups = training_groups(p, n_atoms)
+        encode = training_spec(p, 0.0, n_atoms, False) if state is None else self._training_spec(state)
         where, size, _ = self._place
         return batch.BatchSpec(groups, encode, p.lanczos_steps, size, p.dead_atoms, p.seed, self.dtype, where)
+
+    def _training_spec(self, state: FitState, in_order: bool | None = None) -> EncodeSpec:
+        """How the next batch is encoded; `in_order` overrides what a growing dictionary would choose."""
+        p = self.params
+        if in_order is None:
+            in_order = p.growth is not None and growth.offers_in_order(state.history, p.k)
+        return training_spec(p, state.training_threshold, state.dictionary.shape[0], in_order)
 
     def step(self, state: FitState, rows: np.ndarray | None = None) -> FitState:
         """Run one outer batch: a new state."""
@@ -178,7 +180,7 @@ class Trainer:
             self._place = self._placed(rows.size)
         now = self._growth_now(state.iteration)
         state = self._grown(state, rows, now)
-        spec = self.batch_spec(state, now is not None and now.staged)
+        spec = self.batch_spec(state)
         # while it grows a dictionary settles within a few batches; moved on, it found fewer true features
         momentum = self.params.momentum if now is None else 0.0
         ahead = extrapolated(state.dictionary, state.previous, momentum)
@@ -190,11 +192,9 @@ class Trainer:
             self._emit(events.BatchStarted(state.iteration, batch.count_tasks(graph)))
             return batch.run_batch(graph, self._round_counter(spec, state.iteration))
 
-        return self._after(state, self._attempt(run, state.iteration), now, rows)
+        return self._after(state, self._attempt(run, state.iteration), now)
 
-    def _after(
-        self, state: FitState, result: batch.BatchResult, now: plan.GrowthStep | None, rows: np.ndarray
-    ) -> FitState:
+    def _after(self, state: FitState, result: batch.BatchResult, now: plan.GrowthStep | None) -> FitState:
         """State after a batch: what it gave, what it taught about mean and threshold, and its record."""
         learned = growth.training_threshold(self.params, state.training_threshold, result)
         mean = state.mean if now is None else growth.moved_mean(state.mean, result)
@@ -203,31 +203,39 @@ class Trainer:
         new = FitState(result.dictionary, mean, state.iteration + 1, {}, result.counts, previous, learned, learned)
         record = _record(result, result.before.n_samples)
         if now is not None:
-            new.threshold = self._encode_threshold(new, state.threshold or learned, rows)
+            new = _by_frequency(new)
+            new.threshold = self._encode_threshold(new, state.threshold or learned)
+            plain = self._count_nonzeros(new, self._training_spec(new, in_order=False))
             record |= {"n_atoms": float(now.n_atoms), "stage": float(now.stage), "growth_threshold": learned}
+            record[growth.PLAIN_NONZEROS] = plain
         if self.params.sparsity == "mean":
             record["threshold"] = new.threshold
         record.update(self._validate(new))
         new.history = {name: [*state.history.get(name, []), value] for name, value in record.items()}
         return new
 
-    def _encode_threshold(self, state: FitState, threshold: float, rows: np.ndarray) -> float:
+    def _encode_threshold(self, state: FitState, threshold: float) -> float:
         """Smallest coefficient with which a growing dictionary encodes.
 
-        With k as the maximum that of its training; with k as the mean, one that follows the number of nonzeros
-        of some rows of the batch.
+        With k as the maximum that of its training; with k as the mean, one that gives some rows k nonzeros.
         """
         if self.params.sparsity == "max":
             return state.training_threshold
-        part, iteration = rows[: min(self._place.chunk_size, THRESHOLD_ROWS)], state.iteration - 1
+        seen: list[tuple[float, float]] = []
         for _ in range(THRESHOLD_STEPS):
             how = self._encode_plan(replace(state, threshold=threshold))
-            tally = partial(
-                encoding.build_evaluation, self.source, part, state.dictionary, how, part.size, iteration
-            )
-            _, n_nonzeros = self._compute(tally)
-            threshold = plan.next_threshold(threshold, n_nonzeros / part.size, self.params.k)
+            seen.append((threshold, self._count_nonzeros(state, how.spec)))
+            fall = plan.threshold_fall(*seen[-2:]) if len(seen) > 1 else plan.FALL
+            threshold = plan.next_threshold(*seen[-1], self.params.k, fall)
         return threshold
+
+    def _count_nonzeros(self, state: FitState, spec: EncodeSpec) -> float:
+        """Mean number of nonzeros of some rows of the next batch: those just fitted to need fewer than others."""
+        part = self.stream.batch(state.iteration)[: min(self._place.chunk_size, COUNTED_ROWS)]
+        how = self._encode_plan(state)._replace(spec=spec)
+        arguments = (self.source, part, state.dictionary, how, part.size, state.iteration - 1)
+        _, n_nonzeros = self._compute(partial(encoding.build_evaluation, *arguments))
+        return float(n_nonzeros) / part.size
 
     def _growth_now(self, iteration: int) -> plan.GrowthStep | None:
         """What growth does in this iteration; None when the dictionary does not grow."""
@@ -243,7 +251,7 @@ class Trainer:
         # a quarter of the batch would do as well as all of it; at least some rows to choose from for each atom
         rows = rows[: max(self.params.chunk_size, 16 * n_new)]
         draw = growth.Draw(n_new, self.params.seed, state.iteration)
-        how = self._encode_plan(replace(state, threshold=state.training_threshold))
+        how = self._encode_plan(state)._replace(spec=self._training_spec(state))
         old, size = state.dictionary, self._place.chunk_size
         D = self._attempt(lambda: growth.grow(self.source, rows, old, how, size, draw), state.iteration)
         previous = None if state.previous is None else np.concatenate([state.previous, D[n_atoms:]])
@@ -420,6 +428,15 @@ def _record(result: batch.BatchResult, n_rows: int) -> dict[str, float]:
         "encode_seconds": result.encode_seconds,
         "update_seconds": result.update_seconds,
     }
+
+
+def _by_frequency(state: FitState) -> FitState:
+    """State with its atoms sorted by how many samples used them, most first; of equals the earlier one first."""
+    assert state.counts is not None
+    assert state.previous is not None
+    order = np.argsort(-state.counts, kind="stable")
+    dictionary, previous = (np.ascontiguousarray(atoms[order]) for atoms in (state.dictionary, state.previous))
+    return replace(state, dictionary=dictionary, previous=previous, counts=state.counts[order])
 
 
 def _check_finite(source: ArraySource, chunk_size: int, dtype: Any) -> None:

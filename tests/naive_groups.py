@@ -1,4 +1,4 @@
-"""Plain-loop twins of staged encoding and of the draw of new atoms."""
+"""Plain-loop twins of staged encoding, of a batch with frequent atoms first, and of the draw of new atoms."""
 
 from __future__ import annotations
 
@@ -21,6 +21,24 @@ def staged(y, D, stages, k, **how):
         x += list(values)
         smallest = min(smallest, gap * np.linalg.norm(r) / max(np.linalg.norm(y), 1e-300))
     return support, np.array(x), smallest
+
+
+def batch_in_order(Y, D, stages, k, rounds, *, steps, **how):
+    """One outer batch of a growing dictionary: the new one sorted by use, the uses, the residual, the gap.
+
+    Groups are offered in order, but every atom is fitted to what all of them leave.
+    """
+    X, order, smallest = np.zeros((Y.shape[0], D.shape[0])), [], np.inf
+    for i, y in enumerate(Y):
+        support, x, gap = staged(y, D, stages, k, **how)
+        X[i, support] = x
+        order.append(support)
+        smallest = min(smallest, gap)
+    counts = (X != 0).sum(axis=0)
+    new, X, R = naive.update(Y, X, D, rounds, order, steps=steps, nonneg=how["nonneg"])
+    new = naive.replace_dead(new, X, R, counts)
+    by_use = sorted(range(D.shape[0]), key=lambda j: (-counts[j], j))
+    return new[by_use], counts[by_use], R, smallest
 
 
 def proportional_winners(norms, uniform, n):

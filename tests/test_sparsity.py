@@ -45,7 +45,7 @@ def test_mean_number_of_nonzeros_comes_to_k(rng, how):
 def test_a_grown_dictionary_encodes_with_k_nonzeros_on_average(rng, k):
     """Its training has a threshold of its own; that of encoding has to be found beside it."""
     Y = uneven(rng)
-    how = {"growth": 1.5, "nonneg": True, "n_iter": 20, "validation": 0}
+    how = {"growth": 1.5, "nonneg": True, "n_iter": 32, "validation": 0}
     model = DBKSVD(48, k, sparsity="mean", max_nonzeros=16, **how).fit(Y)
     assert nonzeros(model.transform(Y)).mean() == pytest.approx(k, rel=0.06)
 
