@@ -128,9 +128,12 @@ def _merged(samples: tuple[np.ndarray, ...], rest: tuple[np.ndarray, ...]) -> Mo
 
 
 @one_blas_thread
-def codes_of(Y: np.ndarray, D: np.ndarray, gram: np.ndarray, spec: EncodeSpec) -> tuple[np.ndarray, np.ndarray]:
+def codes_of(
+    Y: np.ndarray, D: np.ndarray, gram: np.ndarray, spec: EncodeSpec, weights: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Encode samples where the dictionary is; atom (n, k) int32 and coefficient (n, k) on the host."""
-    return _gpu().encode_rows(Y, D, gram, spec) if on_device(D) else encode_rows(Y, D, gram, spec)
+    compute = _gpu().encode_rows if on_device(D) else encode_rows
+    return compute(Y, D, gram, spec, weights)
 
 
 def residual_of(Y: np.ndarray, atom: np.ndarray, coefficient: np.ndarray, D: np.ndarray) -> np.ndarray:
@@ -140,12 +143,14 @@ def residual_of(Y: np.ndarray, atom: np.ndarray, coefficient: np.ndarray, D: np.
 
 
 @one_blas_thread
-def measure(Y: np.ndarray, D: np.ndarray, gram: np.ndarray, spec: EncodeSpec) -> tuple[Moments, int]:
+def measure(
+    Y: np.ndarray, D: np.ndarray, gram: np.ndarray, spec: EncodeSpec, weights: np.ndarray | None = None
+) -> tuple[Moments, int]:
     """Encode samples: sums over them and their residual, and the number of nonzeros."""
     if on_device(D):
-        samples, rest, n_nonzeros = _gpu().measure(Y, D, gram, spec)
+        samples, rest, n_nonzeros = _gpu().measure(Y, D, gram, spec, weights)
         return _merged(samples, rest), n_nonzeros
-    atom, coefficient = encode_rows(Y, D, gram, spec)
+    atom, coefficient = encode_rows(Y, D, gram, spec, weights)
     R = residual(Y, atom, coefficient, D)
     return moments(Y, R), int(np.count_nonzero(atom >= 0))
 
@@ -323,9 +328,9 @@ def to_device(D: np.ndarray) -> Any:
     return _gpu().to_device(D)
 
 
-def device_gram(D: np.ndarray, on_device: bool) -> Any:
+def device_gram(D: np.ndarray, on_device: bool, weights: np.ndarray | None = None) -> Any:
     """Gram of a dictionary by the device of this process, kept there or brought back: (n_atoms, n_atoms)."""
-    return _gpu().gram_matrix(D, on_device)
+    return _gpu().gram_matrix(D, on_device, weights)
 
 
 def parked(state: ChunkState) -> ChunkState:

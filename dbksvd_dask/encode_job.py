@@ -91,6 +91,8 @@ class EncodeJob:
         self.dictionary = dictionary if isinstance(dictionary, Dictionary) else open_dictionary(dictionary)
         self._check_width()
         self.spec = encode_spec(self.dictionary, params)
+        self.weights = specs.stored_weights(self.dictionary.weights, params)
+        weighted = {} if self.weights is None else {"frequency_prior": True}
         self.plan = CodesPlan(
             n_samples=self.reader.n_samples,
             n_features=self.reader.n_features,
@@ -98,7 +100,7 @@ class EncodeJob:
             chunk_rows=code_chunk_rows(self.reader.chunk_rows),
             n_top=check_integer("n_top", n_top, 1),
             coefficient_dtype=check_choice("coefficient_dtype", coefficient_dtype, COEFFICIENT_DTYPES),
-            params={**self.spec._asdict(), "stages": [list(stage) for stage in self.spec.stages]},
+            params={**self.spec._asdict(), "stages": [list(stage) for stage in self.spec.stages], **weighted},
             dictionary=dictionary_fingerprint(self.dictionary),
             store=self.reader.fingerprint,
             about=self._about(dictionary),
@@ -213,9 +215,9 @@ class EncodeJob:
         D, size = self.dictionary.atoms, encoding.BLOCK_ROWS
         sizes = Sizes(size, size, D.shape[1], D.shape[0], self.spec.k, itemsize=D.dtype.itemsize)
         where = place(self.device, sizes, self.spec.encoder).placement
-        how = encoding.EncodePlan(self.spec, self.dictionary.mean, D.dtype, where)
+        how = encoding.EncodePlan(self.spec, self.dictionary.mean, D.dtype, where, self.weights)
         with dask.config.set(running._QUIET):
-            held = encoding.hold_dictionary(D, where)
+            held = encoding.hold_dictionary(D, how)
             encoding.run_units(encoding.build_units(self.reader, missing, held, how, self.writer), on_done)
 
     def _progress(self, done: int, total: int) -> None:

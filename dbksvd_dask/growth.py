@@ -76,7 +76,7 @@ def _merge(parts: list[chunk.Candidates], n_new: int) -> np.ndarray:
 def build_draw(source: Source, rows: np.ndarray, D: np.ndarray, how: EncodePlan, size: int, draw: Draw) -> Delayed:
     """Graph that encodes rows and draws residuals: computing it gives (at most n_new, n_features)."""
     names = Tasks(draw.iteration)
-    dictionary, gram = encoding.dictionary_and_gram(names, D, how.place)
+    dictionary, gram = encoding.dictionary_and_gram(names, D, how)
     parts = [
         names.call(draw_residuals, "grow", (c,), rows_of(source, rows[a:b]), dictionary, gram, how, draw, c)
         for c, (a, b) in enumerate(plan.split_rows(rows.size, size))
@@ -146,6 +146,25 @@ def offers_in_order(history: Mapping[str, Sequence[float]], k: int) -> bool:
     """
     found = history.get(PLAIN_NONZEROS)
     return not found or found[-1] < IN_ORDER_BELOW * k
+
+
+# A share of samples above this counts as this: the more frequent an atom, the lower its threshold, but never 0.
+MOST_FREQUENT = 0.5
+
+
+def prior_weights(counts: np.ndarray, n_samples: int) -> np.ndarray:
+    """By how much the threshold of each atom differs from that of all: (n_atoms,) float64 of mean 1.
+
+    In noise of size sigma, a coefficient speaks for an atom that a share q of the samples has when it is above
+    ``sigma * sqrt(2 log((1 - q) / q))``: the rarer an atom, the larger a coefficient has to be to be believed.
+
+    Parameters
+    ----------
+    counts : (n_atoms,) samples that used each atom, of n_samples
+    """
+    share = np.clip(counts / n_samples, 1.0 / max(n_samples, 2), MOST_FREQUENT)
+    weights = np.sqrt(np.log(1.0 / share))
+    return np.asarray(weights / weights.mean())
 
 
 def moved_mean(mean: np.ndarray | None, result: batch.BatchResult) -> np.ndarray | None:

@@ -108,6 +108,10 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     growth_threshold : float, default 1.3
         While growing, stop a pursuit below this multiple of the largest coefficient that chance would give: the
         residual's size per feature times ``sqrt(2 log n_atoms)``.
+    frequency_prior : bool, default False
+        With `growth` and ``sparsity="mean"``: when samples are encoded, an atom that few samples use needs a
+        larger coefficient than one that many use, in proportion to ``sqrt(log(1 / share of samples))``. Spends
+        the nonzeros where they are most likely right.
 
     Attributes
     ----------
@@ -165,6 +169,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         max_nonzeros: int | None = None,
         growth: float | None = None,
         growth_threshold: float = 1.3,
+        frequency_prior: bool = False,
     ) -> None:
         self.n_atoms = n_atoms
         self.k = k
@@ -196,6 +201,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.max_nonzeros = max_nonzeros
         self.growth = growth
         self.growth_threshold = growth_threshold
+        self.frequency_prior = frequency_prior
         self.output = output
 
     # ------------------------------------------------------------------------------------------ fitting
@@ -290,7 +296,8 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         dtype = self.components_.dtype
         mean = self.mean_ if self.center else None
         where = _placement(params.device, self.components_, self.chunk_size, params.slots, params.encoder)
-        return encoding.EncodePlan(encode_spec(params, self.threshold_), mean, dtype, where)
+        weights = self._state.weights if params.frequency_prior else None
+        return encoding.EncodePlan(encode_spec(params, self.threshold_), mean, dtype, where, weights)
 
     def _checked_source(self, Y: Any) -> Source:
         check_is_fitted(self, "components_")

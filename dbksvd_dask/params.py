@@ -85,6 +85,7 @@ class FitParams:
     max_nonzeros: int | None = None
     growth: float | None = None
     growth_threshold: float = 1.3
+    frequency_prior: bool = False
 
     @property
     def slots(self) -> int:
@@ -129,7 +130,7 @@ class FitParams:
             raise InputError(
                 f"momentum={out['momentum']!r} must be below 1; use for example momentum=0.6, or 0 for none"
             )
-        for name in ("nonneg", "refit", "center", "warm_up"):
+        for name in ("nonneg", "refit", "center", "warm_up", "frequency_prior"):
             if name in out:
                 out[name] = bool(out[name])
         out["groups"] = plan.group_sizes(n_atoms, k, out.get("groups"))
@@ -199,6 +200,8 @@ def _check_combinations(params: FitParams) -> None:
     _check_staged(params)
     if params.growth is not None:
         _check_growth(params)
+    if params.frequency_prior:
+        _check_prior(params)
 
 
 def _check_sparsity(params: FitParams) -> None:
@@ -245,4 +248,18 @@ def _check_growth(params: FitParams) -> None:
             f"growth={params.growth} reaches n_atoms={params.n_atoms} in {len(sizes)} stages of "
             f"{plan.growth_iterations(sizes[:1])} iterations; use n_iter >= {needed} (now {params.n_iter}), or "
             "faster growth"
+        )
+
+
+def _check_prior(params: FitParams) -> None:
+    if params.growth is None or params.sparsity != "mean":
+        raise InputError(
+            "frequency_prior=True shares out the threshold of a growing dictionary; use it with growth, such as "
+            f"1.5 (now {params.growth}), and sparsity='mean' (now {params.sparsity!r})"
+        )
+    if params.rtol > 0:
+        raise InputError(f"frequency_prior=True stops at a threshold; leave out rtol={params.rtol}")
+    if params.refit and not params.nonneg:
+        raise InputError(
+            "frequency_prior=True refits non-negative coefficients only; use nonneg=True or refit=False"
         )

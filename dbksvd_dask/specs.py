@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from dbksvd_dask import plan
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.kernels.encode import EncodeSpec
@@ -65,6 +67,16 @@ def training_spec(params: FitParams, threshold: float, n_atoms: int, in_order: b
     return spec._replace(k=k, refit=refit, stages=plan.frequency_stages(n_atoms, k) if in_order else ())
 
 
+def _keeps_threshold(given: Mapping[str, Any]) -> bool:
+    """Whether a stored dictionary encodes with the threshold that its fit has learned."""
+    return given.get("k") is None and given.get("min_coefficient") is None
+
+
+def stored_weights(weights: np.ndarray | None, given: Mapping[str, Any]) -> np.ndarray | None:
+    """Weights with which a stored dictionary encodes: those of its fit, while it keeps its threshold."""
+    return weights if _keeps_threshold(given) else None
+
+
 def stored_spec(
     params: Mapping[str, Any], n_atoms: int, extra: Mapping[str, Any], given: Mapping[str, Any]
 ) -> EncodeSpec:
@@ -87,7 +99,7 @@ def stored_spec(
     if "k" not in values:
         raise InputError("this dictionary does not say how many nonzeros a sample has; give k (--k)")
     threshold = float(extra.get("threshold", 0.0))
-    if "k" in chosen or "min_coefficient" in chosen:
+    if not _keeps_threshold(given):
         values |= {"sparsity": "max", "max_nonzeros": None}
         threshold = 0.0
     grown_to = int(params.get("n_atoms", n_atoms))  # the atoms that the fit aims at: its stages follow from them

@@ -53,6 +53,7 @@ class FitState:
     previous: np.ndarray | None = None  # (n_atoms, n_features) one iteration ago, for the momentum
     threshold: float = 0.0  # smallest coefficient when encoding, where the fit learns one
     training_threshold: float = 0.0  # the same in training; another one only where a dictionary grows
+    weights: np.ndarray | None = None  # (n_atoms,) by which the thresholds of atoms differ when encoding
 
 
 def working_dtype(dtype: Any) -> np.dtype:
@@ -204,8 +205,11 @@ class Trainer:
         record = _record(result, result.before.n_samples)
         if now is not None:
             new = _by_frequency(new)
+            if self.params.frequency_prior:
+                assert new.counts is not None
+                new.weights = growth.prior_weights(new.counts, result.before.n_samples)
             new.threshold = self._encode_threshold(new, state.threshold or learned)
-            plain = self._count_nonzeros(new, self._training_spec(new, in_order=False))
+            plain = self._count_nonzeros(new, self._training_plan(new, in_order=False))
             record |= {"n_atoms": float(now.n_atoms), "stage": float(now.stage), "growth_threshold": learned}
             record[growth.PLAIN_NONZEROS] = plain
         if self.params.sparsity == "mean":
@@ -224,15 +228,14 @@ class Trainer:
         seen: list[tuple[float, float]] = []
         for _ in range(THRESHOLD_STEPS):
             how = self._encode_plan(replace(state, threshold=threshold))
-            seen.append((threshold, self._count_nonzeros(state, how.spec)))
+            seen.append((threshold, self._count_nonzeros(state, how)))
             fall = plan.threshold_fall(*seen[-2:]) if len(seen) > 1 else plan.FALL
             threshold = plan.next_threshold(*seen[-1], self.params.k, fall)
         return threshold
 
-    def _count_nonzeros(self, state: FitState, spec: EncodeSpec) -> float:
+    def _count_nonzeros(self, state: FitState, how: encoding.EncodePlan) -> float:
         """Mean number of nonzeros of some rows of the next batch: those just fitted to need fewer than others."""
         part = self.stream.batch(state.iteration)[: min(self._place.chunk_size, COUNTED_ROWS)]
-        how = self._encode_plan(state)._replace(spec=spec)
         arguments = (self.source, part, state.dictionary, how, part.size, state.iteration - 1)
         _, n_nonzeros = self._compute(partial(encoding.build_evaluation, *arguments))
         return float(n_nonzeros) / part.size
@@ -251,8 +254,7 @@ class Trainer:
         # a quarter of the batch would do as well as all of it; at least some rows to choose from for each atom
         rows = rows[: max(self.params.chunk_size, 16 * n_new)]
         draw = growth.Draw(n_new, self.params.seed, state.iteration)
-        how = self._encode_plan(state)._replace(spec=self._training_spec(state))
-        old, size = state.dictionary, self._place.chunk_size
+        how, old, size = self._training_plan(state), state.dictionary, self._place.chunk_size
         D = self._attempt(lambda: growth.grow(self.source, rows, old, how, size, draw), state.iteration)
         previous = None if state.previous is None else np.concatenate([state.previous, D[n_atoms:]])
         return replace(state, dictionary=D, previous=previous)
@@ -260,7 +262,11 @@ class Trainer:
     def _encode_plan(self, state: FitState) -> encoding.EncodePlan:
         """How the dictionary as it stands encodes samples."""
         spec = encode_spec(self.params, state.threshold, state.dictionary.shape[0])
-        return encoding.EncodePlan(spec, state.mean, self.dtype, self._place.placement)
+        return encoding.EncodePlan(spec, state.mean, self.dtype, self._place.placement, state.weights)
+
+    def _training_plan(self, state: FitState, in_order: bool | None = None) -> encoding.EncodePlan:
+        """How the next batch encodes samples; see `_training_spec`."""
+        return self._encode_plan(state)._replace(spec=self._training_spec(state, in_order), weights=None)
 
     def _rows_of_next(self, iteration: int) -> np.ndarray:
         """Rows of the batch after this one; none after the last."""
@@ -378,6 +384,7 @@ class Trainer:
             counts=state.counts,
             previous=state.previous,
             extra={name: value for name in _THRESHOLDS if (value := getattr(state, name))},
+            weights=state.weights,
         )
 
     def resume(self, run: str) -> FitState:
@@ -386,7 +393,8 @@ class Trainer:
         keeping.require_same_fit(run, stored, self.params.to_json(), self.source.identity)
         thresholds = [float(stored.extra.get(name, 0.0)) for name in _THRESHOLDS]
         history, counts, previous = stored.history, stored.counts, stored.previous
-        return FitState(stored.atoms, stored.mean, stored.iteration, history, counts, previous, *thresholds)
+        known = (stored.atoms, stored.mean, stored.iteration, history, counts, previous)
+        return FitState(*known, thresholds[0], thresholds[1], stored.weights)
 
     def fit(self, checkpoint: str | None = None, every: int = 1, resume: bool = False) -> FitState:
         """Run the whole fit, with checkpoints if a folder is given."""

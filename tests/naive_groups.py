@@ -23,6 +23,26 @@ def staged(y, D, stages, k, **how):
     return support, np.array(x), smallest
 
 
+def weighted(y, D, weights, k, *, min_coefficient):
+    """Non-negative pursuit that takes the atom of the largest product per weight: support and coefficients."""
+    r, x = np.asarray(y, np.float64).copy(), {}
+    for _ in range(4 * k):
+        p = D @ r
+        j = int(np.argmax(p / weights))
+        if p[j] / weights[j] < min_coefficient or (j not in x and len(x) == k):
+            break
+        x[j] = x.get(j, 0.0) + p[j]
+        r -= p[j] * D[j]
+    support = list(x)
+    return support, np.array([x[j] for j in support])
+
+
+def prior_weights(counts, n_samples):
+    """Square root of the log of one over the share of samples, of mean 1."""
+    raw = [np.sqrt(np.log(1 / min(max(c / n_samples, 1 / n_samples), 0.5))) for c in counts]
+    return np.array(raw) / (sum(raw) / len(raw))
+
+
 def batch_in_order(Y, D, stages, k, rounds, *, steps, **how):
     """One outer batch of a growing dictionary: the new one sorted by use, the uses, the residual, the gap.
 

@@ -44,6 +44,7 @@ HELP = {
     "max_nonzeros": "With --sparsity mean, the most nonzeros of a sample (3 k when not given).",
     "growth": "Grow the dictionary from few atoms by this factor, such as 1.5.",
     "growth_threshold": "While growing, stop a pursuit below this multiple of what chance would give.",
+    "frequency_prior": "Growing dictionaries: ask for larger coefficients of atoms that few samples use.",
     "memory_limit": "Refuse a fit that is planned to take more per process, such as 4GB.",
     "checkpoint_every": "Iterations between two checkpoints.",
 }

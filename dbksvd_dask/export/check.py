@@ -64,6 +64,11 @@ def encode_spec(dictionary: Dictionary, k: int | None = None) -> EncodeSpec:
     dictionary : Dictionary
     k : most nonzeros per sample, when not that of the fit
     """
+    if dictionary.weights is not None and k is None:
+        raise InputError(
+            "this dictionary encodes with frequency_prior=True, which other tools do not know; "
+            "give k (--k) to export it with at most k nonzeros per sample instead"
+        )
     return stored_spec(dictionary.params, dictionary.n_atoms, dictionary.extra, {"k": k})
 
 
@@ -71,7 +76,7 @@ def encoding_params(dictionary: Dictionary, k: int | None = None) -> dict[str, A
     """Give parameters and, under `threshold`, what the fit learned, such that `encode_spec` follows from them."""
     params = dict(dictionary.params)
     if k is not None:
-        params |= {"k": k, "sparsity": "max", "max_nonzeros": None}
+        params |= {"k": k, "sparsity": "max", "max_nonzeros": None, "frequency_prior": False}
     elif "threshold" in dictionary.extra:
         params["threshold"] = dictionary.extra["threshold"]
     return params

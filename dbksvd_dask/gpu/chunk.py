@@ -64,10 +64,12 @@ def encode_chunk(Y: Any, D: Any, gram: Any, spec: EncodeSpec, rounds: Any) -> tu
     return DeviceState(R, atom, coefficient, entries), counts
 
 
-def encode_rows(Y: Any, D: Any, gram: Any, spec: EncodeSpec) -> tuple[np.ndarray, np.ndarray]:
+def encode_rows(
+    Y: Any, D: Any, gram: Any, spec: EncodeSpec, weights: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Encode samples, from the host or on the device: codes on the host, atom (n, k) and coefficient (n, k)."""
     with device.turn("gpu" if device.on_device(gram) else "cpu"):
-        atom, coefficient = encode.encode_rows(device.current().asarray(Y), D, gram, spec)
+        atom, coefficient = encode.encode_rows(device.current().asarray(Y), D, gram, spec, weights)
         return device.to_host(atom), device.to_host(coefficient)
 
 
@@ -78,11 +80,13 @@ def residual(Y: np.ndarray, atom: np.ndarray, coefficient: np.ndarray, D: Any) -
         return device.to_host(encode.residual(here[0], here[1], here[2], D))
 
 
-def measure(Y: Any, D: Any, gram: Any, spec: EncodeSpec) -> tuple[Sums, Sums, int]:
+def measure(
+    Y: Any, D: Any, gram: Any, spec: EncodeSpec, weights: np.ndarray | None = None
+) -> tuple[Sums, Sums, int]:
     """Encode samples and sum over them and over their residual; also the number of nonzeros."""
     with device.turn("gpu" if device.on_device(gram) else "cpu"):
         Y = device.current().asarray(Y)
-        atom, coefficient = encode.encode_rows(Y, D, gram, spec)
+        atom, coefficient = encode.encode_rows(Y, D, gram, spec, weights)
     with device.turn("gpu"):
         R = encode.residual(Y, atom, coefficient, D)
         return row_sums(Y), row_sums(R), int(np.count_nonzero(device.to_host(atom) >= 0))
@@ -100,10 +104,10 @@ def squared_norms(Y: Any) -> np.ndarray:
         return device.to_host(encode.squared_norms(Y))
 
 
-def gram_matrix(D: np.ndarray, on_device: bool) -> Any:
+def gram_matrix(D: np.ndarray, on_device: bool, weights: np.ndarray | None = None) -> Any:
     """Gram of a dictionary of the host, computed on the device and kept there or brought back."""
     with device.turn("gpu"):
-        gram = encode.gram_matrix(to_device(D))
+        gram = encode.gram_matrix(to_device(D), weights)
         return gram if on_device else device.to_host(gram)
 
 

@@ -41,25 +41,46 @@ def squared_norms(Y: Any) -> Any:
     return xp.concat(parts)
 
 
-def gram_matrix(D: Any) -> Any:
-    """Gram of a dictionary, ``D D^T``: (n_atoms, n_atoms)."""
-    return D @ D.T
+def gram_matrix(D: Any, weights: np.ndarray | None = None) -> Any:
+    """Gram of a dictionary, ``D D^T``: (n_atoms, n_atoms); with weights, see `kernels.encode.weigh_gram`."""
+    gram = D @ D.T
+    if weights is None:
+        return gram
+    scale = _on_device(weights, D)
+    return gram * scale[:, None] / scale[None, :]
 
 
-def encode_rows(Y: Any, D: Any, gram: Any, spec: EncodeSpec) -> tuple[Any, Any]:
+def _on_device(weights: np.ndarray, like: Any) -> Any:
+    """Weights of atoms beside a device array, in its dtype."""
+    return device.current().asarray(weights.astype(np.float64 if _itemsize(like) == 8 else np.float32))
+
+
+def _encode_weighted(Y: Any, D: Any, gram: Any, spec: EncodeSpec, weights: np.ndarray) -> tuple[Any, Any]:
+    """Encode with products and gram of weighted atoms, then give the coefficients their weights back."""
+    scale = _on_device(weights, D)
+    atom, coefficient = encode_rows(Y, D / scale[:, None], gram, spec)
+    xp = namespace(coefficient)
+    of_slot = xp.take(scale, xp.reshape(xp.where(atom < 0, xp.zeros_like(atom), atom), (-1,)))
+    return atom, coefficient * xp.reshape(of_slot, coefficient.shape)
+
+
+def encode_rows(Y: Any, D: Any, gram: Any, spec: EncodeSpec, weights: np.ndarray | None = None) -> tuple[Any, Any]:
     """Encode samples with a dictionary; the pursuit runs where the gram is.
 
     Parameters
     ----------
     Y : device array of shape (n, n_features)
     D : device array of shape (n_atoms, n_features), unit rows, same dtype as Y
-    gram : (n_atoms, n_atoms), on the device or a numpy array
+    gram : (n_atoms, n_atoms), on the device or a numpy array; with weights, that of weighted atoms
+    weights : (n_atoms,) numpy array, as in `kernels.encode.encode_rows`, or None
 
     Returns
     -------
     atom : int32 device array of shape (n, k), -1 where a slot is empty
     coefficient : device array of shape (n, k)
     """
+    if weights is not None:
+        return _encode_weighted(Y, D, gram, spec, weights)
     if not device.on_device(gram):
         return _encode_on_host(Y, D, gram, spec)
     if spec.encoder != "mp":

@@ -85,20 +85,39 @@ def squared_norms(Y):
     return out
 
 
-def encode_rows(Y: np.ndarray, D: np.ndarray, gram: np.ndarray, spec: EncodeSpec) -> tuple[np.ndarray, np.ndarray]:
+def weigh_gram(gram: np.ndarray, weights: np.ndarray) -> None:
+    """Turn a gram in place into that of weighted atoms, ``gram[i, j] * weights[i] / weights[j]``.
+
+    With products ``p / weights`` and this gram, the kernels of any other pursuit take the atom of the largest
+    ``p_j / w_j`` and stop when that is below `min_coefficient`; coefficients come out divided by the weights.
+    """
+    scale = weights.astype(gram.dtype)
+    gram *= scale[:, None]
+    gram /= scale
+
+
+def encode_rows(
+    Y: np.ndarray, D: np.ndarray, gram: np.ndarray, spec: EncodeSpec, weights: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Encode samples with a dictionary.
 
     Parameters
     ----------
     Y : ndarray of shape (n, n_features)
     D : ndarray of shape (n_atoms, n_features), unit rows, same dtype as Y
-    gram : ndarray of shape (n_atoms, n_atoms)
+    gram : ndarray of shape (n_atoms, n_atoms); with weights, that of `weigh_gram`
+    weights : ndarray of shape (n_atoms,), by which thresholds of atoms differ, or None
 
     Returns
     -------
     atom : int32 ndarray of shape (n, k), -1 where a slot is empty
     coefficient : ndarray of shape (n, k)
     """
+    if weights is not None:
+        scale = weights.astype(D.dtype)
+        atom, coefficient = encode_rows(Y, D / scale[:, None], gram, spec)
+        coefficient *= scale[atom]  # an empty slot has the last atom's weight, times 0
+        return atom, coefficient
     Y, D, gram = kernel_input(Y), kernel_input(D), kernel_input(gram)
     n, k = Y.shape[0], spec.k
     atom = np.empty((n, k), np.int32)

@@ -58,9 +58,9 @@ STATISTIC_DIMS: dict[str, tuple[str, ...]] = {
 
 
 def dictionary_fingerprint(dictionary: Dictionary) -> str:
-    """Return a short text that tells this dictionary from others: a digest of its atoms and its mean."""
+    """Return a short text that tells this dictionary from others: a digest of its atoms, mean and weights."""
     digest = hashlib.sha256()
-    for array in (dictionary.atoms, dictionary.mean):
+    for array in (dictionary.atoms, dictionary.mean, dictionary.weights):
         if array is not None:
             digest.update(f"{array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()[:32]

@@ -32,7 +32,7 @@ KEEP = 2  # checkpoints of a run that are kept: the newest and the one before
 
 _CHECKPOINT = re.compile(r"checkpoint-(\d{6,})\.zarr")
 
-_ARRAYS = ("dictionary", "mean", "counts", "previous")
+_ARRAYS = ("dictionary", "mean", "counts", "previous", "weights")
 
 PathLike = str | os.PathLike[str]
 
@@ -52,6 +52,7 @@ class Dictionary:
     counts : (n_atoms,) samples per atom in the last batch, or None
     previous : (n_atoms, n_features) atoms one iteration ago, which a fit with momentum goes on from, or None
     extra : further attributes (thresholds, stages, provenance)
+    weights : (n_atoms,) by which the thresholds of atoms differ when encoding, or None
     """
 
     atoms: np.ndarray
@@ -63,6 +64,7 @@ class Dictionary:
     counts: np.ndarray | None = None
     previous: np.ndarray | None = None
     extra: dict[str, Any] = field(default_factory=dict)
+    weights: np.ndarray | None = None
 
     @property
     def n_atoms(self) -> int:
@@ -134,6 +136,7 @@ def _write(path: str, dictionary: Dictionary) -> None:
         "mean": (dictionary.mean, ("feature",)),
         "counts": (dictionary.counts, ("atom",)),
         "previous": (dictionary.previous, ("atom", "feature")),
+        "weights": (dictionary.weights, ("atom",)),
     }
     checksums = {
         name: _put(group, name, values, dims) for name, (values, dims) in arrays.items() if values is not None
@@ -233,6 +236,7 @@ def _read(group: zarr.Group, attrs: dict[str, Any]) -> Dictionary:
         arrays.get("counts"),
         arrays.get("previous"),
         dict(attrs.get("extra", {})),
+        arrays.get("weights"),
     )
 
 

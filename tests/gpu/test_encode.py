@@ -184,3 +184,20 @@ def test_groups_offered_in_order_equal_cpu(space, data, how):
     np.testing.assert_array_equal(got[0], expected[0])
     np.testing.assert_allclose(got[1], expected[1], atol=1e-5)
     assert ((got[0] >= 20).sum(axis=1) > 0).any()
+
+
+@pytest.mark.parametrize("gram_on_device", [True, False])
+def test_weighted_pursuit_equals_cpu(space, data, rng, gram_on_device):
+    from dbksvd_dask.gpu import encode
+
+    Y, D = data(6, 40, 24)
+    weights = rng.uniform(0.5, 2.0, 40)
+    spec = EncodeSpec(5, nonneg=True, refit=True, min_coefficient=0.3)
+    gram = cpu.gram_matrix(D)
+    cpu.weigh_gram(gram, weights)
+    near = encode.gram_matrix(space.asarray(D), weights)
+    np.testing.assert_allclose(space.to_host(near), gram, atol=1e-5)
+    got = encode.encode_rows(space.asarray(Y), space.asarray(D), near if gram_on_device else gram, spec, weights)
+    atom, coefficient = cpu.encode_rows(Y, D, gram, spec, weights)
+    np.testing.assert_array_equal(space.to_host(got[0]), atom)
+    np.testing.assert_allclose(space.to_host(got[1]), coefficient, atol=1e-5)
