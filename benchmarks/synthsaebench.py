@@ -79,6 +79,8 @@ def fits(name: str, growth: float) -> dict[str, dict[str, Any]]:
         "Matryoshka DB-KSVD, non-negative": {"groups": nested, "nonneg": True},
         "growing DB-KSVD": {"growth": growth},
         "growing DB-KSVD, non-negative": {"growth": growth, "nonneg": True},
+        "growing DB-KSVD, non-negative, prior": {"growth": growth, "nonneg": True, "frequency_prior": True},
+        "growing DB-KSVD, non-negative, staged": {"growth": growth, "nonneg": True, "encode": "staged"},
     }
 
 
@@ -100,12 +102,13 @@ def fit_dbksvd(name: str, samples: Samples, l0: int, seed: int, how: dict[str, A
 def dbksvd_rows(
     name: str, samples: Samples, l0: int, seed: int, growth: float, only: str
 ) -> Iterator[dict[str, Any]]:
-    """Score every DB-KSVD, encoded plainly and, where it has groups, staged."""
+    """Score every DB-KSVD, encoded plainly and, where it has groups, staged; coefficients are refitted."""
     for method, how in fits(name, growth).items():
         if only not in method:
             continue
         model, seconds = fit_dbksvd(name, samples, l0, seed, how)
-        for encode in ("plain", "staged") if "groups" in how or "growth" in how else ("plain",):
+        # a growing dictionary learns its threshold for one of them
+        for encode in ("plain", "staged") if "groups" in how else (how.get("encode", "plain"),):
             model.set_params(encode=encode, refit=True, output="sparse")
             codes = model.transform(np.asarray(samples.test))
             scores = score(model.components_, codes, model.mean_, samples)

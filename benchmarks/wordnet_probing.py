@@ -61,6 +61,13 @@ def fits(n_atoms: int, k: int) -> dict[str, dict[str, Any]]:
         "Matryoshka": {"groups": nested},
         "Matryoshka, non-negative": {"groups": nested, "nonneg": True},
         "growing, non-negative": {"growth": 1.5, "nonneg": True, "sparsity": "mean"},
+        "growing, non-negative, in order": {"growth": 1.5, "nonneg": True, "sparsity": "mean", "encode": "staged"},
+        "growing, non-negative, prior": {
+            "growth": 1.5,
+            "nonneg": True,
+            "sparsity": "mean",
+            "frequency_prior": True,
+        },
     }
 
 
@@ -78,7 +85,7 @@ def dictionaries(Y: np.ndarray, args: argparse.Namespace, seed: int) -> Iterator
         began = time.process_time()
         model.fit(Y)
         seconds = time.process_time() - began
-        for encoding in ("plain", "staged") if "groups" in how else ("plain",):
+        for encoding in ("plain", "staged") if "groups" in how else (how.get("encode", "plain"),):
             codes = model.set_params(encode=encoding, output="sparse").transform(Y)
             yield f"{name}, {encoding}", codes, seconds
 
