@@ -45,6 +45,27 @@ def test_two_processes_give_the_bits_of_one_thread(client, store, expected):
     assert progress.describe_start(seen[0]).endswith(f"dashboard: {client.dashboard_link}")
 
 
+MODES = {
+    "groups, staged": {"groups": (8, 16, 24), "encode": "staged"},
+    "non-negative, mean": {"nonneg": True, "sparsity": "mean"},
+    "growing, prior": {
+        "n_atoms": 24,
+        "growth": 1.5,
+        "n_iter": 16,
+        "batch_size": 800,
+        "nonneg": True,
+        "refit": True,
+        "sparsity": "mean",
+        "frequency_prior": True,
+    },
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_gives_the_bits_of_one_thread(client, store, mode):
+    clusters.same(clusters.fit(store, **MODES[mode]), clusters.on_threads(store, 1, **MODES[mode]))
+
+
 def test_states_stay_on_their_workers(client, store):
     """Of the residuals, the one large thing, nothing moves: only sums, atoms and tiles do."""
     moved = []
