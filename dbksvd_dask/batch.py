@@ -24,7 +24,7 @@ from dbksvd_dask import chunk, plan, readahead
 from dbksvd_dask.encoding import dictionaries_of, grams_of, prepare, rows_of
 from dbksvd_dask.gpu import device
 from dbksvd_dask.gpu.plan import CPU, Placement
-from dbksvd_dask.kernels.encode import EncodeSpec
+from dbksvd_dask.kernels.encode import AtomWeights, EncodeSpec
 from dbksvd_dask.metrics import Moments, merge_moments
 from dbksvd_dask.running import compute
 from dbksvd_dask.store.sources import Source, StoreSource
@@ -46,6 +46,7 @@ class BatchSpec(NamedTuple):
     seed: int
     dtype: Any
     place: Placement = CPU
+    weights: AtomWeights | None = None  # of a dictionary that is one group
 
 
 class Upcoming(NamedTuple):
@@ -100,12 +101,13 @@ def _encode_first(
     spec: EncodeSpec,
     rounds: chunk.Rounds,
     place: Placement,
+    weights: AtomWeights | None,
 ) -> chunk.ChunkState:
     """Load and encode a chunk in one task, so that the samples themselves are never kept."""
     raw = rows.load()
     with device.turn(place.pursuit):
         Y = prepare(raw, rows.where, mean, dtype, place.device)
-        state, counts = chunk.encode_chunk(Y, D, gram, spec, rounds)
+        state, counts = chunk.encode_chunk(Y, D, gram, spec, rounds, weights)
         state = state._replace(stats=chunk.chunk_stats(Y, state, counts))
     return state if place.resident else chunk.parked(state)
 
@@ -258,6 +260,7 @@ def build_batch(
     names = Tasks(iteration, len(spans), chunk_homes(len(spans)))
     refs = _references(source, rows, spec.chunk_size, iteration, upcoming)
     centre = None if mean is None else names.data(mean, "mean")
+    weights = None if spec.weights is None else names.data(spec.weights, "weights")
     stages: list[_Stage] = []
     for g in range(len(spec.groups)):
 
@@ -266,7 +269,9 @@ def build_batch(
             for c, ref in enumerate(refs):
                 rest = (near[c], grams[c], how, rounds, spec.place)
                 if g == 0:
-                    call = names.call(_encode_first, "encode", (g, c), ref, centre, spec.dtype, *rest, chunk=c)
+                    call = names.call(
+                        _encode_first, "encode", (g, c), ref, centre, spec.dtype, *rest, weights, chunk=c
+                    )
                 else:
                     call = names.call(_encode_residual, "encode", (g, c), stages[-1].states[c], *rest, chunk=c)
                 out.append(call)

@@ -20,7 +20,7 @@ from dbksvd_dask.gpu.device import on_device, to_host
 from dbksvd_dask.kernels import update
 from dbksvd_dask.kernels._jit import kernel_input
 from dbksvd_dask.kernels.blas import one_blas_thread
-from dbksvd_dask.kernels.encode import EncodeSpec, encode_rows, residual, squared_norms
+from dbksvd_dask.kernels.encode import AtomWeights, EncodeSpec, encode_rows, residual, squared_norms
 from dbksvd_dask.kernels.moments import relative_error_sum
 from dbksvd_dask.lanczos import LanczosState
 from dbksvd_dask.metrics import Moments, ResidualMoments, moments, residual_moments, row_norms
@@ -93,7 +93,12 @@ def invert_rounds(atoms: list[np.ndarray], n_atoms: int) -> Rounds:
 
 @one_blas_thread
 def encode_chunk(
-    Y: np.ndarray, D: np.ndarray, gram: np.ndarray, spec: EncodeSpec, rounds: Rounds
+    Y: np.ndarray,
+    D: np.ndarray,
+    gram: np.ndarray,
+    spec: EncodeSpec,
+    rounds: Rounds,
+    weights: AtomWeights | None = None,
 ) -> tuple[ChunkState, np.ndarray]:
     """Encode a chunk, subtract the reconstruction and group the nonzeros by round.
 
@@ -103,8 +108,8 @@ def encode_chunk(
     counts : (n_atoms,) int64, samples per atom
     """
     if on_device(D):
-        return _gpu().encode_chunk(Y, D, gram, spec, rounds)
-    atom, coefficient = encode_rows(Y, D, gram, spec)
+        return _gpu().encode_chunk(Y, D, gram, spec, rounds, weights)
+    atom, coefficient = encode_rows(Y, D, gram, spec, weights)
     R = residual(Y, atom, coefficient, D)
     start, pos, local = update.group_by_round(atom, rounds.round_of, rounds.local_of, len(rounds.atoms))
     counts = update.count_atoms(atom, D.shape[0])
@@ -129,7 +134,7 @@ def _merged(samples: tuple[np.ndarray, ...], rest: tuple[np.ndarray, ...]) -> Mo
 
 @one_blas_thread
 def codes_of(
-    Y: np.ndarray, D: np.ndarray, gram: np.ndarray, spec: EncodeSpec, weights: np.ndarray | None = None
+    Y: np.ndarray, D: np.ndarray, gram: np.ndarray, spec: EncodeSpec, weights: AtomWeights | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Encode samples where the dictionary is; atom (n, k) int32 and coefficient (n, k) on the host."""
     compute = _gpu().encode_rows if on_device(D) else encode_rows
@@ -144,7 +149,7 @@ def residual_of(Y: np.ndarray, atom: np.ndarray, coefficient: np.ndarray, D: np.
 
 @one_blas_thread
 def measure(
-    Y: np.ndarray, D: np.ndarray, gram: np.ndarray, spec: EncodeSpec, weights: np.ndarray | None = None
+    Y: np.ndarray, D: np.ndarray, gram: np.ndarray, spec: EncodeSpec, weights: AtomWeights | None = None
 ) -> tuple[Moments, int]:
     """Encode samples: sums over them and their residual, and the number of nonzeros."""
     if on_device(D):
@@ -328,9 +333,9 @@ def to_device(D: np.ndarray) -> Any:
     return _gpu().to_device(D)
 
 
-def device_gram(D: np.ndarray, on_device: bool, weights: np.ndarray | None = None) -> Any:
+def device_gram(D: np.ndarray, on_device: bool) -> Any:
     """Gram of a dictionary by the device of this process, kept there or brought back: (n_atoms, n_atoms)."""
-    return _gpu().gram_matrix(D, on_device, weights)
+    return _gpu().gram_matrix(D, on_device)
 
 
 def parked(state: ChunkState) -> ChunkState:

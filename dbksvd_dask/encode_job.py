@@ -215,9 +215,10 @@ class EncodeJob:
         D, size = self.dictionary.atoms, encoding.BLOCK_ROWS
         sizes = Sizes(size, size, D.shape[1], D.shape[0], self.spec.k, itemsize=D.dtype.itemsize)
         where = place(self.device, sizes, self.spec.encoder).placement
-        how = encoding.EncodePlan(self.spec, self.dictionary.mean, D.dtype, where, self.weights)
+        weights = specs.prior(self.weights)
+        how = encoding.EncodePlan(self.spec, self.dictionary.mean, D.dtype, where, weights)
         with dask.config.set(running._QUIET):
-            held = encoding.hold_dictionary(D, how)
+            held = encoding.hold_dictionary(D, where)
             encoding.run_units(encoding.build_units(self.reader, missing, held, how, self.writer), on_done)
 
     def _progress(self, done: int, total: int) -> None:

@@ -24,7 +24,7 @@ from dbksvd_dask.gpu import device
 from dbksvd_dask.gpu.plan import CPU, Placement
 from dbksvd_dask.kernels import encode
 from dbksvd_dask.kernels.blas import one_blas_thread
-from dbksvd_dask.kernels.encode import EncodeSpec
+from dbksvd_dask.kernels.encode import AtomWeights, EncodeSpec
 from dbksvd_dask.metrics import Moments, merge_moments
 from dbksvd_dask.store.code_sums import CodeSums
 from dbksvd_dask.store.code_writer import CodesWriter, UnitWritten
@@ -79,21 +79,14 @@ def rows_of(source: Source, rows: np.ndarray) -> Any:
     return delayed(_Loaded, pure=False)(blocks, rows, ends)
 
 
-def grams_of(
-    names: Tasks,
-    D: Any,
-    n_atoms: int,
-    g: int = 0,
-    place: Placement = CPU,
-    weights: np.ndarray | None = None,
-) -> list[Any]:
+def grams_of(names: Tasks, D: Any, n_atoms: int, g: int = 0, place: Placement = CPU) -> list[Any]:
     """The gram for each chunk: tiles of its upper triangle as tasks of their own, put together once per home.
 
     Tiles are shared out among the homes and travel as they are: half the bytes of the gram. A device computes a
     gram faster than it could receive one.
     """
     if place.device == "gpu":
-        return names.once_per_home(chunk.device_gram, "gram", (g,), D, place.gram_on_device, weights)
+        return names.once_per_home(chunk.device_gram, "gram", (g,), D, place.gram_on_device)
     bounds = encode.gram_bounds(n_atoms)
     tile = one_blas_thread(encode.gram_tile)
     pairs = [(i, j) for i in range(len(bounds)) for j in range(i, len(bounds))]
@@ -101,7 +94,7 @@ def grams_of(
         names.call(tile, "gram", (g, i, j), D, bounds[i], bounds[j], chunk=names.beside(t, len(pairs)))
         for t, (i, j) in enumerate(pairs)
     ]
-    return names.once_per_home(_assemble, "gram-assemble", (g,), n_atoms, tiles, weights)
+    return names.once_per_home(_assemble, "gram-assemble", (g,), n_atoms, tiles)
 
 
 def dictionaries_of(names: Tasks, D: Any, g: int = 0, place: Placement = CPU) -> list[Any]:
@@ -111,11 +104,8 @@ def dictionaries_of(names: Tasks, D: Any, g: int = 0, place: Placement = CPU) ->
     return [D] * names.n_chunks
 
 
-def _assemble(n_atoms: int, tiles: list[np.ndarray], weights: np.ndarray | None) -> np.ndarray:
-    gram = encode.assemble_gram(n_atoms, tiles)
-    if weights is not None:
-        encode.weigh_gram(gram, weights)
-    return chunk.frozen(gram)
+def _assemble(n_atoms: int, tiles: list[np.ndarray]) -> np.ndarray:
+    return chunk.frozen(encode.assemble_gram(n_atoms, tiles))
 
 
 # ---------------------------------------------------------------------------------------------- encoding
@@ -136,7 +126,7 @@ class EncodePlan(NamedTuple):
     mean: np.ndarray | None
     dtype: Any
     place: Placement = CPU
-    weights: np.ndarray | None = None  # (n_atoms,) by which the thresholds of atoms differ
+    weights: AtomWeights | None = None
 
 
 def encode_block(rows: Any, D: np.ndarray, gram: np.ndarray, how: EncodePlan) -> tuple[np.ndarray, np.ndarray]:
@@ -155,12 +145,12 @@ def evaluate_block(rows: Any, D: np.ndarray, gram: np.ndarray, how: EncodePlan) 
         return chunk.measure(Y, D, gram, how.spec, how.weights)
 
 
-def dictionary_and_gram(names: Tasks, D: np.ndarray, how: EncodePlan) -> tuple[Any, Any]:
+def dictionary_and_gram(names: Tasks, D: np.ndarray, place: Placement) -> tuple[Any, Any]:
     """Dictionary and gram for tasks that have no homes."""
     own = names.data(np.ascontiguousarray(D), "dictionary")
     (dictionary, *_), (gram, *_) = (
-        dictionaries_of(names, own, 0, how.place),
-        grams_of(names, own, D.shape[0], 0, how.place, how.weights),
+        dictionaries_of(names, own, 0, place),
+        grams_of(names, own, D.shape[0], 0, place),
     )
     return dictionary, gram
 
@@ -172,8 +162,7 @@ def build_evaluation(
     spans = plan.split_rows(rows.size, chunk_size)
     names = Tasks(iteration, len(spans), chunk_homes(len(spans)))
     own = names.data(np.ascontiguousarray(D), "dictionary")
-    near = dictionaries_of(names, own, 0, how.place)
-    grams = grams_of(names, own, D.shape[0], 0, how.place, how.weights)
+    near, grams = dictionaries_of(names, own, 0, how.place), grams_of(names, own, D.shape[0], 0, how.place)
     parts = [
         names.call(evaluate_block, "evaluate", (c,), rows_of(source, rows[a:b]), near[c], grams[c], how, chunk=c)
         for c, (a, b) in enumerate(spans)
@@ -217,7 +206,7 @@ def _encoding(
 ) -> tuple[Tasks, list[Any], list[int]]:
     """Tasks that encode a whole source, block by block, and the rows of each block."""
     names = Tasks()
-    dictionary, gram = dictionary_and_gram(names, D, how)
+    dictionary, gram = dictionary_and_gram(names, D, how.place)
     spans = plan.split_rows(source.n_samples, block_rows)
     blocks = []
     for c, (a, b) in enumerate(spans):
@@ -307,10 +296,10 @@ def _narrow(coefficient: np.ndarray, dtype: str) -> np.ndarray:
     return coefficient.astype(dtype)
 
 
-def hold_dictionary(D: np.ndarray, how: EncodePlan) -> tuple[Delayed, Delayed]:
+def hold_dictionary(D: np.ndarray, place: Placement = CPU) -> tuple[Delayed, Delayed]:
     """Dictionary and gram, computed once and kept where the tasks run."""
     names = Tasks()
-    dictionary, gram = dictionary_and_gram(names, D, how)
+    dictionary, gram = dictionary_and_gram(names, D, place)
     return dask.persist(names.finish(dictionary), names.finish(gram))
 
 

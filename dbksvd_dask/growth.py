@@ -19,6 +19,7 @@ from dask.delayed import Delayed
 from dbksvd_dask import batch, chunk, encoding, plan
 from dbksvd_dask.encoding import EncodePlan, prepare, rows_of
 from dbksvd_dask.gpu import device
+from dbksvd_dask.kernels.encode import AtomWeights
 from dbksvd_dask.metrics import Moments, row_norms
 from dbksvd_dask.params import FitParams
 from dbksvd_dask.store.sources import Source
@@ -58,7 +59,7 @@ def draw_residuals(
     raw = rows.load()
     with device.turn(how.place.pursuit):
         Y = prepare(raw, rows.where, how.mean, how.dtype, how.place.device)
-        R = chunk.residual_of(Y, *chunk.codes_of(Y, D, gram, how.spec), D)
+        R = chunk.residual_of(Y, *chunk.codes_of(Y, D, gram, how.spec, how.weights), D)
     uniform: Any = plan.generator(draw.seed, plan.GROWTH, draw.iteration, c).random(R.shape[0])
     keys = race_keys(row_norms(R), uniform)
     best = np.argsort(-keys, kind="stable")[: draw.n_new]
@@ -76,7 +77,7 @@ def _merge(parts: list[chunk.Candidates], n_new: int) -> np.ndarray:
 def build_draw(source: Source, rows: np.ndarray, D: np.ndarray, how: EncodePlan, size: int, draw: Draw) -> Delayed:
     """Graph that encodes rows and draws residuals: computing it gives (at most n_new, n_features)."""
     names = Tasks(draw.iteration)
-    dictionary, gram = encoding.dictionary_and_gram(names, D, how)
+    dictionary, gram = encoding.dictionary_and_gram(names, D, how.place)
     parts = [
         names.call(draw_residuals, "grow", (c,), rows_of(source, rows[a:b]), dictionary, gram, how, draw, c)
         for c, (a, b) in enumerate(plan.split_rows(rows.size, size))
@@ -136,13 +137,13 @@ def training_threshold(params: FitParams, threshold: float, result: batch.BatchR
     return plan.next_threshold(threshold, n_nonzeros / result.before.n_samples, params.k)
 
 
-def offers_in_order(history: Mapping[str, Sequence[float]], k: int) -> bool:
-    """Whether the next batch is offered the frequent atoms before the rare ones, or all at once.
+def prefers_frequent(history: Mapping[str, Sequence[float]], k: int) -> bool:
+    """Whether the next batch prefers frequent atoms, or goes by coefficients alone.
 
-    Where one feature comes only with another, an atom for the sum of both saves a nonzero, and pursuits over all
-    atoms drift there: atoms become sums, and samples take fewer nonzeros than they have features. Offered first,
-    the frequent atom takes its part, and the rare one is fitted to what is left. So a batch goes in order while a
-    plain pursuit takes fewer nonzeros than k, and all at once while it takes more.
+    Where one feature comes only with another, an atom for the sum of both saves a nonzero, and plain pursuits
+    drift there: atoms become sums, and samples take fewer nonzeros than they have features. Where the frequent
+    atom goes first it takes its part, and the rare one is fitted to what is left. So a batch prefers frequent
+    atoms while a plain pursuit takes fewer nonzeros than k, and goes by coefficients while it takes more.
     """
     found = history.get(PLAIN_NONZEROS)
     return not found or found[-1] < IN_ORDER_BELOW * k
@@ -150,6 +151,21 @@ def offers_in_order(history: Mapping[str, Sequence[float]], k: int) -> bool:
 
 # A share of samples above this counts as this: the more frequent an atom, the lower its threshold, but never 0.
 MOST_FREQUENT = 0.5
+
+
+def shares(counts: np.ndarray, n_samples: int) -> np.ndarray:
+    """Share of the samples that used each atom, no less than one sample: (n_atoms,)."""
+    return np.clip(counts / n_samples, 1.0 / max(n_samples, 2), MOST_FREQUENT)
+
+
+def frequent_first(counts: np.ndarray, n_samples: int) -> AtomWeights:
+    """Let an atom be preferred by as much as it is more frequent; one threshold for all.
+
+    Parameters
+    ----------
+    counts : (n_atoms,) samples that used each atom, of n_samples
+    """
+    return AtomWeights(np.ones(counts.size), shares(counts, n_samples))
 
 
 def prior_weights(counts: np.ndarray, n_samples: int) -> np.ndarray:
@@ -162,8 +178,7 @@ def prior_weights(counts: np.ndarray, n_samples: int) -> np.ndarray:
     ----------
     counts : (n_atoms,) samples that used each atom, of n_samples
     """
-    share = np.clip(counts / n_samples, 1.0 / max(n_samples, 2), MOST_FREQUENT)
-    weights = np.sqrt(np.log(1.0 / share))
+    weights = np.sqrt(np.log(1.0 / shares(counts, n_samples)))
     return np.asarray(weights / weights.mean())
 
 

@@ -25,7 +25,7 @@ from dbksvd_dask.metrics import variance_explained
 from dbksvd_dask.params import DEVICES, FitParams, check_choice, check_integer, check_k
 from dbksvd_dask.placement import place
 from dbksvd_dask.reprs import fit_html
-from dbksvd_dask.specs import encode_spec
+from dbksvd_dask.specs import encode_spec, prior
 from dbksvd_dask.store.sources import ArraySource, Source, as_source
 
 _PARAMS = FitParams.__dataclass_fields__
@@ -296,7 +296,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         dtype = self.components_.dtype
         mean = self.mean_ if self.center else None
         where = _placement(params.device, self.components_, self.chunk_size, params.slots, params.encoder)
-        weights = self._state.weights if params.frequency_prior else None
+        weights = prior(self._state.weights) if params.frequency_prior else None
         return encoding.EncodePlan(encode_spec(params, self.threshold_), mean, dtype, where, weights)
 
     def _checked_source(self, Y: Any) -> Source:

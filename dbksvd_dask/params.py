@@ -257,9 +257,5 @@ def _check_prior(params: FitParams) -> None:
             "frequency_prior=True shares out the threshold of a growing dictionary; use it with growth, such as "
             f"1.5 (now {params.growth}), and sparsity='mean' (now {params.sparsity!r})"
         )
-    if params.rtol > 0:
-        raise InputError(f"frequency_prior=True stops at a threshold; leave out rtol={params.rtol}")
-    if params.refit and not params.nonneg:
-        raise InputError(
-            "frequency_prior=True refits non-negative coefficients only; use nonneg=True or refit=False"
-        )
+    if params.encode == "staged":
+        raise InputError("frequency_prior=True is one pursuit over all atoms; use encode='plain' with it")

@@ -9,7 +9,7 @@ import numpy as np
 
 from dbksvd_dask import plan
 from dbksvd_dask.errors import InputError
-from dbksvd_dask.kernels.encode import EncodeSpec
+from dbksvd_dask.kernels.encode import AtomWeights, EncodeSpec
 from dbksvd_dask.params import FitParams
 
 # what may be said anew when a stored dictionary encodes
@@ -53,18 +53,13 @@ def training_groups(params: FitParams, n_atoms: int) -> tuple[plan.Group, ...]:
     return tuple(group._replace(k=min(group.k, group.stop - group.start)) for group in groups)
 
 
-def training_spec(params: FitParams, threshold: float, n_atoms: int, in_order: bool) -> EncodeSpec:
-    """How an iteration of a fit encodes its batch.
-
-    Parameters
-    ----------
-    in_order : while a dictionary grows, whether its frequent atoms are offered before the rare ones
-    """
+def training_spec(params: FitParams, threshold: float, n_atoms: int) -> EncodeSpec:
+    """How an iteration of a fit encodes its batch."""
     spec = encode_spec(params, threshold, n_atoms)
     k = max(group.k for group in training_groups(params, n_atoms))
     # refits while it grows cost true features; the finished dictionary may well encode with them
     refit = spec.refit and params.growth is None
-    return spec._replace(k=k, refit=refit, stages=plan.frequency_stages(n_atoms, k) if in_order else ())
+    return spec._replace(k=k, refit=refit, stages=())
 
 
 def _keeps_threshold(given: Mapping[str, Any]) -> bool:
@@ -75,6 +70,11 @@ def _keeps_threshold(given: Mapping[str, Any]) -> bool:
 def stored_weights(weights: np.ndarray | None, given: Mapping[str, Any]) -> np.ndarray | None:
     """Weights with which a stored dictionary encodes: those of its fit, while it keeps its threshold."""
     return weights if _keeps_threshold(given) else None
+
+
+def prior(weights: np.ndarray | None) -> AtomWeights | None:
+    """What a frequency prior means for a pursuit: higher thresholds for the rare, and by as much a later turn."""
+    return None if weights is None else AtomWeights(weights, 1.0 / weights)
 
 
 def stored_spec(

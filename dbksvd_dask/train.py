@@ -17,11 +17,11 @@ from dask.delayed import Delayed
 from dbksvd_dask import batch, encoding, events, growth, keeping, memory, plan, running
 from dbksvd_dask.errors import InputError, StoreError
 from dbksvd_dask.gpu.plan import DevicePlan, Sizes
-from dbksvd_dask.kernels.encode import EncodeSpec
+from dbksvd_dask.kernels.encode import AtomWeights
 from dbksvd_dask.metrics import mean_relative_error, variance_explained
 from dbksvd_dask.params import FitParams
 from dbksvd_dask.placement import place
-from dbksvd_dask.specs import encode_spec, training_groups, training_spec
+from dbksvd_dask.specs import encode_spec, prior, training_groups, training_spec
 from dbksvd_dask.store.dictionary import Dictionary, latest_checkpoint, write_checkpoint
 from dbksvd_dask.store.sources import ArraySource, LazySource, Source, StoreSource
 from dbksvd_dask.tasks import worker_threads
@@ -159,18 +159,20 @@ class Trainer:
     def batch_spec(self, state: FitState | None = None) -> batch.BatchSpec:
         """What a batch needs to know: the same for all of a fit, unless it grows or learns a threshold."""
         p = self.params
-        n_atoms = p.n_atoms if state is None else state.dictionary.shape[0]
-        groups = training_groups(p, n_atoms)
-        encode = training_spec(p, 0.0, n_atoms, False) if state is None else self._training_spec(state)
+        n_atoms, threshold = p.n_atoms, 0.0
+        if state is not None:
+            n_atoms, threshold = state.dictionary.shape[0], state.training_threshold
+        groups, encode = training_groups(p, n_atoms), training_spec(p, threshold, n_atoms)
         where, size, _ = self._place
-        return batch.BatchSpec(groups, encode, p.lanczos_steps, size, p.dead_atoms, p.seed, self.dtype, where)
+        steps, weights = p.lanczos_steps, None if state is None else self._training_weights(state)
+        return batch.BatchSpec(groups, encode, steps, size, p.dead_atoms, p.seed, self.dtype, where, weights)
 
-    def _training_spec(self, state: FitState, in_order: bool | None = None) -> EncodeSpec:
-        """How the next batch is encoded; `in_order` overrides what a growing dictionary would choose."""
+    def _training_weights(self, state: FitState) -> AtomWeights | None:
+        """Preferences with which a growing dictionary encodes its next batch, if any."""
         p = self.params
-        if in_order is None:
-            in_order = p.growth is not None and growth.offers_in_order(state.history, p.k)
-        return training_spec(p, state.training_threshold, state.dictionary.shape[0], in_order)
+        if p.growth is None or state.counts is None or not growth.prefers_frequent(state.history, p.k):
+            return None
+        return growth.frequent_first(state.counts, self.stream.batch_rows(state.iteration - 1))
 
     def step(self, state: FitState, rows: np.ndarray | None = None) -> FitState:
         """Run one outer batch: a new state."""
@@ -209,7 +211,7 @@ class Trainer:
                 assert new.counts is not None
                 new.weights = growth.prior_weights(new.counts, result.before.n_samples)
             new.threshold = self._encode_threshold(new, state.threshold or learned)
-            plain = self._count_nonzeros(new, self._training_plan(new, in_order=False))
+            plain = self._count_nonzeros(new, self._training_plan(new)._replace(weights=None))
             record |= {"n_atoms": float(now.n_atoms), "stage": float(now.stage), "growth_threshold": learned}
             record[growth.PLAIN_NONZEROS] = plain
         if self.params.sparsity == "mean":
@@ -257,16 +259,18 @@ class Trainer:
         how, old, size = self._training_plan(state), state.dictionary, self._place.chunk_size
         D = self._attempt(lambda: growth.grow(self.source, rows, old, how, size, draw), state.iteration)
         previous = None if state.previous is None else np.concatenate([state.previous, D[n_atoms:]])
-        return replace(state, dictionary=D, previous=previous)
+        counts = None if state.counts is None else np.append(state.counts, np.zeros(n_new, state.counts.dtype))
+        return replace(state, dictionary=D, previous=previous, counts=counts)
 
     def _encode_plan(self, state: FitState) -> encoding.EncodePlan:
         """How the dictionary as it stands encodes samples."""
         spec = encode_spec(self.params, state.threshold, state.dictionary.shape[0])
-        return encoding.EncodePlan(spec, state.mean, self.dtype, self._place.placement, state.weights)
+        return encoding.EncodePlan(spec, state.mean, self.dtype, self._place.placement, prior(state.weights))
 
-    def _training_plan(self, state: FitState, in_order: bool | None = None) -> encoding.EncodePlan:
-        """How the next batch encodes samples; see `_training_spec`."""
-        return self._encode_plan(state)._replace(spec=self._training_spec(state, in_order), weights=None)
+    def _training_plan(self, state: FitState) -> encoding.EncodePlan:
+        """How the next batch encodes samples."""
+        spec = training_spec(self.params, state.training_threshold, state.dictionary.shape[0])
+        return self._encode_plan(state)._replace(spec=spec, weights=self._training_weights(state))
 
     def _rows_of_next(self, iteration: int) -> np.ndarray:
         """Rows of the batch after this one; none after the last."""

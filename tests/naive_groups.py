@@ -23,18 +23,19 @@ def staged(y, D, stages, k, **how):
     return support, np.array(x), smallest
 
 
-def weighted(y, D, weights, k, *, min_coefficient):
-    """Non-negative pursuit that takes the atom of the largest product per weight: support and coefficients."""
+def weighted(y, D, floors, preference, k, *, nonneg=True):
+    """Pursuit that takes, of the atoms above their floors, the one of the largest product times preference."""
     r, x = np.asarray(y, np.float64).copy(), {}
     for _ in range(4 * k):
         p = D @ r
-        j = int(np.argmax(p / weights))
-        if p[j] / weights[j] < min_coefficient or (j not in x and len(x) == k):
+        size = p if nonneg else np.abs(p)
+        score = np.where(size >= floors, size * preference, 0)
+        j = int(np.argmax(score))
+        if score[j] <= 0 or (j not in x and len(x) == k):
             break
         x[j] = x.get(j, 0.0) + p[j]
         r -= p[j] * D[j]
-    support = list(x)
-    return support, np.array([x[j] for j in support])
+    return list(x), np.array(list(x.values()))
 
 
 def prior_weights(counts, n_samples):
@@ -43,22 +44,18 @@ def prior_weights(counts, n_samples):
     return np.array(raw) / (sum(raw) / len(raw))
 
 
-def batch_in_order(Y, D, stages, k, rounds, *, steps, **how):
-    """One outer batch of a growing dictionary: the new one sorted by use, the uses, the residual, the gap.
-
-    Groups are offered in order, but every atom is fitted to what all of them leave.
-    """
-    X, order, smallest = np.zeros((Y.shape[0], D.shape[0])), [], np.inf
+def batch_in_order(Y, D, used, k, rounds, *, steps, min_coefficient, nonneg):
+    """One outer batch of a growing dictionary that prefers atoms by use: new one sorted, its uses, residual."""
+    X, order = np.zeros((Y.shape[0], D.shape[0])), []
     for i, y in enumerate(Y):
-        support, x, gap = staged(y, D, stages, k, **how)
+        support, x = weighted(y, D, np.full(len(D), min_coefficient), used, k, nonneg=nonneg)
         X[i, support] = x
         order.append(support)
-        smallest = min(smallest, gap)
     counts = (X != 0).sum(axis=0)
-    new, X, R = naive.update(Y, X, D, rounds, order, steps=steps, nonneg=how["nonneg"])
+    new, X, R = naive.update(Y, X, D, rounds, order, steps=steps, nonneg=nonneg)
     new = naive.replace_dead(new, X, R, counts)
     by_use = sorted(range(D.shape[0]), key=lambda j: (-counts[j], j))
-    return new[by_use], counts[by_use], R, smallest
+    return new[by_use], counts[by_use], R
 
 
 def proportional_winners(norms, uniform, n):

@@ -10,7 +10,7 @@ from dbksvd_dask import DBKSVD, growth
 from dbksvd_dask.encode_job import encode_store
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.export.check import encode_spec
-from dbksvd_dask.kernels.encode import EncodeSpec, encode_rows, gram_matrix, weigh_gram
+from dbksvd_dask.kernels.encode import AtomWeights, EncodeSpec, encode_rows, gram_matrix
 from dbksvd_dask.store.codes import dictionary_fingerprint, open_codes
 from dbksvd_dask.store.dictionary import open_dictionary
 from tests import naive_groups
@@ -24,45 +24,42 @@ def samples(rng, n=1500, d=24):
     return (active @ truth + 0.3 * rng.standard_normal((n, d))).astype(np.float32)
 
 
-def weighted_gram(D, weights):
-    gram = gram_matrix(D)
-    weigh_gram(gram, weights)
-    return gram
-
-
-def test_weighted_codes_equal_the_twin(rng, make_dictionary):
-    Y, D = rng.standard_normal((200, 24)), make_dictionary(40, 24, np.float64)
-    weights = rng.uniform(0.5, 2.0, 40)
-    spec = EncodeSpec(6, nonneg=True, min_coefficient=0.5)
-    atom, coefficient = encode_rows(Y, D, weighted_gram(D, weights), spec, weights)
+@pytest.mark.parametrize("nonneg", [False, True])
+def test_weighted_codes_equal_the_twin(rng, make_dictionary, nonneg):
+    Y, D = rng.standard_normal((200, 24)), make_dictionary(300, 24, np.float64)
+    weights = AtomWeights(rng.uniform(0.5, 2.0, 300), rng.uniform(0.1, 1.0, 300))
+    spec = EncodeSpec(6, nonneg=nonneg, min_coefficient=0.5)
+    atom, coefficient = encode_rows(Y, D, gram_matrix(D), spec, weights)
     n_differ = 0
     plain, _ = encode_rows(Y, D, gram_matrix(D), spec)
     for i, y in enumerate(Y):
-        support, x = naive_groups.weighted(y, D, weights, 6, min_coefficient=0.5)
+        floors = 0.5 * weights.threshold
+        support, x = naive_groups.weighted(y, D, floors, weights.preference, 6, nonneg=nonneg)
         assert atom[i][atom[i] >= 0].tolist() == support
         np.testing.assert_allclose(coefficient[i][: len(support)], x, atol=1e-6)
         n_differ += atom[i].tolist() != plain[i].tolist()
     assert n_differ > 100
 
 
-def test_refit_is_least_squares_on_the_support(rng, make_dictionary):
+@pytest.mark.parametrize("nonneg", [False, True])
+def test_refit_is_least_squares_on_the_support(rng, make_dictionary, nonneg):
     Y, D = rng.standard_normal((100, 24)), make_dictionary(40, 24, np.float64)
-    weights = rng.uniform(0.5, 2.0, 40)
-    spec = EncodeSpec(6, nonneg=True, refit=True, min_coefficient=0.5)
-    atom, coefficient = encode_rows(Y, D, weighted_gram(D, weights), spec, weights)
+    weights = AtomWeights(np.ones(40), rng.uniform(0.1, 1.0, 40))
+    spec = EncodeSpec(6, nonneg=nonneg, refit=True, min_coefficient=0.5)
+    atom, coefficient = encode_rows(Y, D, gram_matrix(D), spec, weights)
     for y, row, x in zip(Y, atom, coefficient, strict=True):
-        used = row[(row >= 0) & (x > 0)]
+        used = row[(row >= 0) & (x != 0)]
         np.testing.assert_allclose(D[used] @ (y - x[row >= 0] @ D[row[row >= 0]]), 0, atol=1e-5)
 
 
-def test_equal_weights_change_nothing(rng, make_dictionary):
-    Y, D = rng.standard_normal((100, 24)).astype(np.float32), make_dictionary(40, 24)
-    spec, weights = EncodeSpec(6, nonneg=True, min_coefficient=0.5), np.ones(40)
-    for a, b in zip(
-        encode_rows(Y, D, gram_matrix(D), spec),
-        encode_rows(Y, D, weighted_gram(D, weights), spec, weights),
-        strict=True,
-    ):
+@pytest.mark.parametrize("how", [{}, {"nonneg": True}, {"rtol": 0.5}, {"min_coefficient": 0.5}])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_equal_weights_change_nothing(rng, make_dictionary, how, dtype):
+    Y, D = rng.standard_normal((100, 24)).astype(dtype), make_dictionary(300, 24, dtype)
+    Y[3] = 0
+    spec, weights = EncodeSpec(6, **how), AtomWeights(np.ones(300), np.ones(300))
+    gram = gram_matrix(D)
+    for a, b in zip(encode_rows(Y, D, gram, spec), encode_rows(Y, D, gram, spec, weights), strict=True):
         assert a.tobytes() == b.tobytes()
 
 
@@ -138,8 +135,7 @@ def test_exports_want_k_instead(rng, tmp_path):
     [
         ({"growth": None}, r"use it with growth, such as 1.5 \(now None\)"),
         ({"sparsity": "max"}, r"sparsity='mean' \(now 'max'\)"),
-        ({"rtol": 0.1}, r"stops at a threshold; leave out rtol=0.1"),
-        ({"nonneg": False, "refit": True}, r"use nonneg=True or refit=False"),
+        ({"encode": "staged"}, r"is one pursuit over all atoms; use encode='plain'"),
     ],
 )
 def test_illegal_combinations_are_refused(rng, params, text):

@@ -12,7 +12,7 @@ import numpy as np
 
 from dbksvd_dask.gpu import device, encode, moments, update
 from dbksvd_dask.gpu.update import Entries
-from dbksvd_dask.kernels.encode import EncodeSpec
+from dbksvd_dask.kernels.encode import AtomWeights, EncodeSpec
 from dbksvd_dask.lanczos import LanczosState, namespace
 
 Sums = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -40,7 +40,9 @@ def prepare(raw: Any, mean: np.ndarray | None, dtype: Any) -> Any:
     return Y if mean is None else Y - space.asarray(mean.astype(dtype, copy=False))
 
 
-def encode_chunk(Y: Any, D: Any, gram: Any, spec: EncodeSpec, rounds: Any) -> tuple[DeviceState, np.ndarray]:
+def encode_chunk(
+    Y: Any, D: Any, gram: Any, spec: EncodeSpec, rounds: Any, weights: AtomWeights | None = None
+) -> tuple[DeviceState, np.ndarray]:
     """Encode a chunk, subtract the reconstruction and group the nonzeros by round.
 
     Parameters
@@ -56,7 +58,7 @@ def encode_chunk(Y: Any, D: Any, gram: Any, spec: EncodeSpec, rounds: Any) -> tu
     # a pursuit on the host waits for nobody: the threads are what makes it fast
     with device.turn("gpu" if device.on_device(gram) else "cpu"):
         Y = device.current().asarray(Y)
-        atom, coefficient = encode.encode_rows(Y, D, gram, spec)
+        atom, coefficient = encode.encode_rows(Y, D, gram, spec, weights)
     with device.turn("gpu"):
         R = encode.residual(Y, atom, coefficient, D)
         entries = update.group_by_round(atom, rounds.round_of, rounds.local_of, len(rounds.atoms))
@@ -65,7 +67,7 @@ def encode_chunk(Y: Any, D: Any, gram: Any, spec: EncodeSpec, rounds: Any) -> tu
 
 
 def encode_rows(
-    Y: Any, D: Any, gram: Any, spec: EncodeSpec, weights: np.ndarray | None = None
+    Y: Any, D: Any, gram: Any, spec: EncodeSpec, weights: AtomWeights | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Encode samples, from the host or on the device: codes on the host, atom (n, k) and coefficient (n, k)."""
     with device.turn("gpu" if device.on_device(gram) else "cpu"):
@@ -81,7 +83,7 @@ def residual(Y: np.ndarray, atom: np.ndarray, coefficient: np.ndarray, D: Any) -
 
 
 def measure(
-    Y: Any, D: Any, gram: Any, spec: EncodeSpec, weights: np.ndarray | None = None
+    Y: Any, D: Any, gram: Any, spec: EncodeSpec, weights: AtomWeights | None = None
 ) -> tuple[Sums, Sums, int]:
     """Encode samples and sum over them and over their residual; also the number of nonzeros."""
     with device.turn("gpu" if device.on_device(gram) else "cpu"):
@@ -104,10 +106,10 @@ def squared_norms(Y: Any) -> np.ndarray:
         return device.to_host(encode.squared_norms(Y))
 
 
-def gram_matrix(D: np.ndarray, on_device: bool, weights: np.ndarray | None = None) -> Any:
+def gram_matrix(D: np.ndarray, on_device: bool) -> Any:
     """Gram of a dictionary of the host, computed on the device and kept there or brought back."""
     with device.turn("gpu"):
-        gram = encode.gram_matrix(to_device(D), weights)
+        gram = encode.gram_matrix(to_device(D))
         return gram if on_device else device.to_host(gram)
 
 

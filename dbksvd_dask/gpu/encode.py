@@ -16,7 +16,7 @@ import numpy as np
 from dbksvd_dask.gpu import device, kernels
 from dbksvd_dask.gpu.plan import product_tile_rows
 from dbksvd_dask.kernels import encode as host
-from dbksvd_dask.kernels.encode import EncodeSpec
+from dbksvd_dask.kernels.encode import AtomWeights, EncodeSpec
 from dbksvd_dask.kernels.pursuit import NOISE, STEPS_PER_ATOM
 from dbksvd_dask.lanczos import namespace
 
@@ -41,51 +41,34 @@ def squared_norms(Y: Any) -> Any:
     return xp.concat(parts)
 
 
-def gram_matrix(D: Any, weights: np.ndarray | None = None) -> Any:
-    """Gram of a dictionary, ``D D^T``: (n_atoms, n_atoms); with weights, see `kernels.encode.weigh_gram`."""
-    gram = D @ D.T
-    if weights is None:
-        return gram
-    scale = _on_device(weights, D)
-    return gram * scale[:, None] / scale[None, :]
+def gram_matrix(D: Any) -> Any:
+    """Gram of a dictionary, ``D D^T``: (n_atoms, n_atoms)."""
+    return D @ D.T
 
 
-def _on_device(weights: np.ndarray, like: Any) -> Any:
-    """Weights of atoms beside a device array, in its dtype."""
-    return device.current().asarray(weights.astype(np.float64 if _itemsize(like) == 8 else np.float32))
-
-
-def _encode_weighted(Y: Any, D: Any, gram: Any, spec: EncodeSpec, weights: np.ndarray) -> tuple[Any, Any]:
-    """Encode with products and gram of weighted atoms, then give the coefficients their weights back."""
-    scale = _on_device(weights, D)
-    atom, coefficient = encode_rows(Y, D / scale[:, None], gram, spec)
-    xp = namespace(coefficient)
-    of_slot = xp.take(scale, xp.reshape(xp.where(atom < 0, xp.zeros_like(atom), atom), (-1,)))
-    return atom, coefficient * xp.reshape(of_slot, coefficient.shape)
-
-
-def encode_rows(Y: Any, D: Any, gram: Any, spec: EncodeSpec, weights: np.ndarray | None = None) -> tuple[Any, Any]:
+def encode_rows(
+    Y: Any, D: Any, gram: Any, spec: EncodeSpec, weights: AtomWeights | None = None
+) -> tuple[Any, Any]:
     """Encode samples with a dictionary; the pursuit runs where the gram is.
 
     Parameters
     ----------
     Y : device array of shape (n, n_features)
     D : device array of shape (n_atoms, n_features), unit rows, same dtype as Y
-    gram : (n_atoms, n_atoms), on the device or a numpy array; with weights, that of weighted atoms
-    weights : (n_atoms,) numpy array, as in `kernels.encode.encode_rows`, or None
+    gram : (n_atoms, n_atoms), on the device or a numpy array
+    weights : as in `kernels.encode.encode_rows`
 
     Returns
     -------
     atom : int32 device array of shape (n, k), -1 where a slot is empty
     coefficient : device array of shape (n, k)
     """
-    if weights is not None:
-        return _encode_weighted(Y, D, gram, spec, weights)
     if not device.on_device(gram):
-        return _encode_on_host(Y, D, gram, spec)
-    if spec.encoder != "mp":
-        # orthogonal pursuit keeps k rows of n_atoms products per sample: too much for shared memory
-        return _encode_on_host(Y, D, device.to_host(gram), spec)
+        return _encode_on_host(Y, D, gram, spec, weights)
+    if spec.encoder != "mp" or weights is not None:
+        # orthogonal pursuit keeps k rows of n_atoms products per sample: too much for shared memory; a weighted
+        # one, of growing dictionaries only, has no kernel of its own
+        return _encode_on_host(Y, D, device.to_host(gram), spec, weights)
     xp = namespace(Y)
     norm2 = squared_norms(Y)
     limit = _limits(norm2, spec, Y.dtype)
@@ -151,7 +134,9 @@ def _pursue(prods: Any, gram: Any, norm2: Any, limit: Any, spec: EncodeSpec) -> 
     return atom, coefficient
 
 
-def _encode_on_host(Y: Any, D: Any, gram: np.ndarray, spec: EncodeSpec) -> tuple[Any, Any]:
+def _encode_on_host(
+    Y: Any, D: Any, gram: np.ndarray, spec: EncodeSpec, weights: AtomWeights | None = None
+) -> tuple[Any, Any]:
     """Products on the device, pursuit on the host: two pinned buffers, one being filled while one is read."""
     space = device.current()
     n, m = Y.shape[0], D.shape[0]
@@ -171,7 +156,7 @@ def _encode_on_host(Y: Any, D: Any, gram: np.ndarray, spec: EncodeSpec) -> tuple
             waits.append(begin(t + 1))
         waits[t]()
         prods = buffers[t % 2][: rows.stop - rows.start]
-        host._encode_tile(prods, gram, norm2[rows], spec, atom[rows], coefficient[rows])
+        host._encode_tile(prods, gram, norm2[rows], spec, atom[rows], coefficient[rows], weights)
     return space.asarray(atom), space.asarray(coefficient)
 
 

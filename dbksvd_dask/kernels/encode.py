@@ -12,6 +12,7 @@ from dbksvd_dask.kernels.omp import orthogonal_tile
 from dbksvd_dask.kernels.pursuit import pursue_tile
 from dbksvd_dask.kernels.staged import staged_tile
 from dbksvd_dask.kernels.update import subtract_reconstruction
+from dbksvd_dask.kernels.weighted import weighted_tile
 
 # Rows per matrix product. BLAS is at full speed from about 256 rows on; 512 rows of 4096 atoms are 8 MB.
 TILE_ROWS = 512
@@ -33,6 +34,17 @@ class EncodeSpec(NamedTuple):
     min_coefficient: float = 0.0
     rtol: float = 0.0
     stages: tuple[tuple[int, int, int], ...] = ()
+
+
+class AtomWeights(NamedTuple):
+    """In what atoms differ while a sample is encoded; see `kernels.weighted`.
+
+    `threshold` are multiples of the smallest coefficient, `preference` decides who goes first: (n_atoms,) each,
+    positive.
+    """
+
+    threshold: np.ndarray
+    preference: np.ndarray
 
 
 def gram_bounds(n_atoms: int) -> list[tuple[int, int]]:
@@ -85,19 +97,8 @@ def squared_norms(Y):
     return out
 
 
-def weigh_gram(gram: np.ndarray, weights: np.ndarray) -> None:
-    """Turn a gram in place into that of weighted atoms, ``gram[i, j] * weights[i] / weights[j]``.
-
-    With products ``p / weights`` and this gram, the kernels of any other pursuit take the atom of the largest
-    ``p_j / w_j`` and stop when that is below `min_coefficient`; coefficients come out divided by the weights.
-    """
-    scale = weights.astype(gram.dtype)
-    gram *= scale[:, None]
-    gram /= scale
-
-
 def encode_rows(
-    Y: np.ndarray, D: np.ndarray, gram: np.ndarray, spec: EncodeSpec, weights: np.ndarray | None = None
+    Y: np.ndarray, D: np.ndarray, gram: np.ndarray, spec: EncodeSpec, weights: AtomWeights | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Encode samples with a dictionary.
 
@@ -105,19 +106,14 @@ def encode_rows(
     ----------
     Y : ndarray of shape (n, n_features)
     D : ndarray of shape (n_atoms, n_features), unit rows, same dtype as Y
-    gram : ndarray of shape (n_atoms, n_atoms); with weights, that of `weigh_gram`
-    weights : ndarray of shape (n_atoms,), by which thresholds of atoms differ, or None
+    gram : ndarray of shape (n_atoms, n_atoms)
+    weights : in what atoms differ, or None; takes the place of encoder and stages
 
     Returns
     -------
     atom : int32 ndarray of shape (n, k), -1 where a slot is empty
     coefficient : ndarray of shape (n, k)
     """
-    if weights is not None:
-        scale = weights.astype(D.dtype)
-        atom, coefficient = encode_rows(Y, D / scale[:, None], gram, spec)
-        coefficient *= scale[atom]  # an empty slot has the last atom's weight, times 0
-        return atom, coefficient
     Y, D, gram = kernel_input(Y), kernel_input(D), kernel_input(gram)
     n, k = Y.shape[0], spec.k
     atom = np.empty((n, k), np.int32)
@@ -127,7 +123,7 @@ def encode_rows(
     for a in range(0, n, TILE_ROWS):
         b = min(a + TILE_ROWS, n)
         prods = np.dot(Y[a:b], D.T, out=buffer[: b - a])
-        _encode_tile(prods, gram, norm2[a:b], spec, atom[a:b], coefficient[a:b])
+        _encode_tile(prods, gram, norm2[a:b], spec, atom[a:b], coefficient[a:b], weights)
     return atom, coefficient
 
 
@@ -138,10 +134,15 @@ def _encode_tile(
     spec: EncodeSpec,
     atom: np.ndarray,
     coefficient: np.ndarray,
+    weights: AtomWeights | None = None,
 ) -> None:
     """Run the chosen encoder on one tile of products."""
     rtol, smallest = float(spec.rtol), float(spec.min_coefficient)
-    if spec.stages:
+    if weights is not None:
+        floor = kernel_input(smallest * weights.threshold, prods.dtype)
+        preference = kernel_input(weights.preference, prods.dtype)
+        weighted_tile(prods, gram, norm2, rtol, floor, preference, spec.nonneg, spec.refit, atom, coefficient)
+    elif spec.stages:
         stages = np.array(spec.stages, np.int64)
         staged_tile(prods, gram, norm2, stages, spec.k, rtol, smallest, spec.nonneg, spec.refit, atom, coefficient)
     elif spec.encoder == "omp":

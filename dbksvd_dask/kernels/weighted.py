@@ -1,0 +1,120 @@
+"""Matching pursuit with weights: atoms differ in how large a coefficient has to be, and in who goes first.
+
+A step takes, of the atoms whose product is at least their own threshold, the one of the largest product times
+preference. With equal thresholds and preferences this is `pursuit`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dbksvd_dask.kernels._jit import jit, running_max
+from dbksvd_dask.kernels.pursuit import BLOCK, NOISE, STEPS_PER_ATOM, refit_row, refit_row_nonneg
+
+
+@jit
+def _subtract_and_score(p, a, g, floor, preference, nonneg, block_max):
+    """Do p -= a * g and fill block_max with the best score of each block, in one pass."""
+    for b in range(block_max.shape[0]):
+        part, row = p[b * BLOCK : (b + 1) * BLOCK], g[b * BLOCK : (b + 1) * BLOCK]
+        low, wanted = floor[b * BLOCK : (b + 1) * BLOCK], preference[b * BLOCK : (b + 1) * BLOCK]
+        best = a - a
+        if nonneg:
+            for t in range(part.shape[0]):
+                v = part[t] - a * row[t]
+                part[t] = v
+                # a product with 0 or 1, not a branch: it vectorises
+                best = running_max(best, v * wanted[t] * part.dtype.type(v >= low[t]))
+        else:
+            for t in range(part.shape[0]):
+                v = part[t] - a * row[t]
+                part[t] = v
+                best = running_max(best, abs(v) * wanted[t] * part.dtype.type(abs(v) >= low[t]))
+        block_max[b] = best
+
+
+@jit
+def _locate(p, floor, preference, nonneg, block_max):
+    """Atom of the best score, the lowest one among equals; -1 when there is none."""
+    best_block = 0
+    for b in range(1, block_max.shape[0]):
+        if block_max[b] > block_max[best_block]:
+            best_block = b
+    largest = block_max[best_block]
+    if not largest > 0:
+        return -1
+    for j in range(best_block * BLOCK, min((best_block + 1) * BLOCK, p.shape[0])):
+        size = p[j] if nonneg else abs(p[j])
+        if size >= floor[j] and size * preference[j] == largest:
+            return j
+    return -1
+
+
+@jit
+def weighted_row(p, gram, norm2, rtol, floor, preference, nonneg, atom, coefficient, block_max):
+    """Weighted pursuit of one sample; stops as `pursuit` does, each atom with a threshold of its own.
+
+    Parameters
+    ----------
+    p : (n_atoms,) products with the sample; on return, products with the residual
+    gram : (n_atoms, n_atoms)
+    norm2 : squared norm of the sample, float64
+    floor : (n_atoms,) smallest coefficient of each atom;  preference : (n_atoms,) positive
+    atom : (k,) int32, out; -1 where empty;  coefficient : (k,) out
+    block_max : (ceil(n_atoms / BLOCK),) scratch
+
+    Returns
+    -------
+    n_used : number of different atoms
+    """
+    k = atom.shape[0]
+    for s in range(k):
+        atom[s] = -1
+        coefficient[s] = 0
+    used, remaining = 0, norm2
+    noise = NOISE * np.finfo(p.dtype).eps * np.sqrt(norm2)
+    a = p[0] - p[0]
+    _subtract_and_score(p, a, gram[0], floor, preference, nonneg, block_max)
+    for _ in range(STEPS_PER_ATOM * k):
+        if rtol > 0 and remaining <= rtol * rtol * norm2:
+            break
+        j = _locate(p, floor, preference, nonneg, block_max)
+        if j < 0 or abs(np.float64(p[j])) < noise:
+            break
+        slot = 0
+        while slot < used and atom[slot] != j:
+            slot += 1
+        if slot == used:
+            if used == k:
+                break
+            atom[slot] = j
+            used += 1
+        a = p[j]
+        coefficient[slot] += a
+        remaining -= np.float64(a) * np.float64(a)
+        _subtract_and_score(p, a, gram[j], floor, preference, nonneg, block_max)
+    return used
+
+
+@jit
+def weighted_tile(prods, gram, norm2, rtol, floor, preference, nonneg, refit, atom, coefficient):
+    """Weighted pursuit of a tile of samples; parameters as in `weighted_row`, `refit` as in `pursuit`.
+
+    Parameters
+    ----------
+    prods : (n, n_atoms) products ``Y D^T``; overwritten
+    norm2 : (n,) float64, squared norms of the samples
+    atom : (n, k) int32, out;  coefficient : (n, k) out
+    """
+    n, m = prods.shape
+    k = atom.shape[1]
+    block_max = np.empty((m + BLOCK - 1) // BLOCK, prods.dtype)
+    A = np.empty((k, k), np.float64)
+    delta = np.empty(k, np.float64)
+    for i in range(n):
+        p = prods[i]
+        used = weighted_row(p, gram, norm2[i], rtol, floor, preference, nonneg, atom[i], coefficient[i], block_max)
+        if refit and nonneg:
+            refit_row_nonneg(p, gram, used, atom[i], coefficient[i], A, delta)
+        elif refit:
+            refit_row(p, gram, used, atom[i], coefficient[i], A, delta)
