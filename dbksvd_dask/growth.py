@@ -129,7 +129,7 @@ def training_threshold(params: FitParams, threshold: float, result: batch.BatchR
     """
     n_nonzeros = int(result.counts.sum())
     if params.growth is not None:
-        return params.growth_threshold * noise_coefficient(result.before, result.dictionary.shape[0])
+        return params.growth_threshold * noise_coefficient(result.after, result.dictionary.shape[0])
     if params.sparsity == "max":
         return 0.0
     if threshold == 0:

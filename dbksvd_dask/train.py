@@ -165,7 +165,8 @@ class Trainer:
         groups, encode = training_groups(p, n_atoms), training_spec(p, threshold, n_atoms)
         where, size, _ = self._place
         steps, weights = p.lanczos_steps, None if state is None else self._training_weights(state)
-        return batch.BatchSpec(groups, encode, steps, size, p.dead_atoms, p.seed, self.dtype, where, weights)
+        dead = "keep" if self._draws_dead else p.dead_atoms
+        return batch.BatchSpec(groups, encode, steps, size, dead, p.seed, self.dtype, where, weights)
 
     def _training_weights(self, state: FitState) -> AtomWeights | None:
         """Preferences with which a growing dictionary encodes its next batch, if any."""
@@ -249,8 +250,12 @@ class Trainer:
 
     def _grown(self, state: FitState, rows: np.ndarray, now: plan.GrowthStep | None) -> FitState:
         """State with the atoms that this iteration should have; new ones have no direction of travel yet."""
+        if now is None:
+            return state
+        if self._draws_dead:
+            state = _without_dead(state)
         n_atoms = state.dictionary.shape[0]
-        if now is None or now.n_atoms == n_atoms:
+        if now.n_atoms == n_atoms:
             return state
         n_new = now.n_atoms - n_atoms
         # a quarter of the batch would do as well as all of it; at least some rows to choose from for each atom
@@ -261,6 +266,11 @@ class Trainer:
         previous = None if state.previous is None else np.concatenate([state.previous, D[n_atoms:]])
         counts = None if state.counts is None else np.append(state.counts, np.zeros(n_new, state.counts.dtype))
         return replace(state, dictionary=D, previous=previous, counts=counts)
+
+    @property
+    def _draws_dead(self) -> bool:
+        """Whether dead atoms are drawn anew like those that a growing dictionary adds."""
+        return self.params.growth is not None and self.params.dead_atoms == "residual"
 
     def _encode_plan(self, state: FitState) -> encoding.EncodePlan:
         """How the dictionary as it stands encodes samples."""
@@ -440,6 +450,15 @@ def _record(result: batch.BatchResult, n_rows: int) -> dict[str, float]:
         "encode_seconds": result.encode_seconds,
         "update_seconds": result.update_seconds,
     }
+
+
+def _without_dead(state: FitState) -> FitState:
+    """State without the atoms that no sample of the last batch used; the first one always stays."""
+    if state.counts is None:
+        return state
+    n = max(1, int(np.count_nonzero(state.counts)))  # they are sorted by use
+    previous = None if state.previous is None else state.previous[:n]
+    return replace(state, dictionary=state.dictionary[:n], previous=previous, counts=state.counts[:n])
 
 
 def _by_frequency(state: FitState) -> FitState:

@@ -136,6 +136,22 @@ def test_keys_give_the_draw_of_the_twin(rng):
     assert best == naive_groups.proportional_winners(norms, uniform, 45)
 
 
+@pytest.mark.parametrize("rule", ["residual", "keep"])
+def test_dead_atoms_are_drawn_anew_unless_they_are_kept(rng, make_dictionary, rule):
+    Y, D = samples(rng), make_dictionary(24, 24)
+    params = FitParams.checked(n_atoms=24, k=3, growth=1.5, n_iter=16, dead_atoms=rule, validation=0)
+    trainer = Trainer(as_source(Y, 8192), params)
+    counts = np.append(np.arange(20, 0, -1), np.zeros(4, int))
+    state = FitState(D, np.zeros(24), 12, counts=counts, previous=D, training_threshold=0.5)
+    grown = trainer._grown(state, np.arange(400), plan.growth_step((16, 24), 12))
+    assert grown.dictionary.shape == (24, 24)
+    np.testing.assert_array_equal(grown.dictionary[:20], D[:20])
+    np.testing.assert_allclose(np.linalg.norm(grown.dictionary, axis=1), 1, atol=1e-5)
+    same = (grown.dictionary[20:] == D[20:]).all(axis=1)
+    assert same.all() if rule == "keep" else not same.any()
+    assert trainer.batch_spec(state).dead_atoms == "keep"
+
+
 def test_draws_are_proportional_to_squared_norms(rng):
     norms = np.sqrt([1.0, 2.0, 4.0, 1.0])
     first = [int(np.argmax(growth.race_keys(norms, rng.random(4)))) for _ in range(4000)]
