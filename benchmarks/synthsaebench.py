@@ -65,7 +65,13 @@ def score(D: np.ndarray, codes: sp.csr_array, bias: np.ndarray, samples: Samples
 
 # ---------------------------------------------------------------------------------------------- DB-KSVD
 
-BATCHES = {"small": 20_000, "medium": 20_000, "16k": 50_000}
+# Rows of a batch, and what else is not as by default. With 25 nonzeros a sample has three atoms in each of 8
+# rounds, which then fit the same residual twice; and a rare atom has too few samples for a singular vector.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "small": {"batch_size": 20_000},
+    "medium": {"batch_size": 20_000},
+    "16k": {"batch_size": 100_000, "n_rounds": 64, "lanczos_steps": 1},
+}
 
 
 def fits(name: str, growth: float) -> dict[str, dict[str, Any]]:
@@ -92,8 +98,8 @@ def fit_dbksvd(name: str, samples: Samples, l0: int, seed: int, how: dict[str, A
     n_iter = 40
     if "growth" in how:
         n_iter = plan.growth_iterations(plan.growth_sizes(n_atoms, how["growth"]))
-    settings = {"n_iter": n_iter, "batch_size": BATCHES[name], "validation": 0, "sparsity": "mean", "seed": seed}
-    model = DBKSVD(n_atoms, l0, **settings, **how)
+    settings = {"n_iter": n_iter, "validation": 0, "sparsity": "mean", "seed": seed}
+    model = DBKSVD(n_atoms, l0, **settings, **SETTINGS[name], **how)
     began = time.process_time()
     model.fit(np.asarray(samples.train))
     return model, time.process_time() - began
