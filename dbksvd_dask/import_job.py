@@ -16,7 +16,7 @@ from dbksvd_dask.events import Callback, JobProgress, emit
 from dbksvd_dask.importers import Collection, Hints
 from dbksvd_dask.importers.selection import Rules, Selection
 from dbksvd_dask.importers.values import nonfinite_rows
-from dbksvd_dask.job_tools import N_THREADS, Buffers, begin_or_go_on, run_bounded
+from dbksvd_dask.job_tools import Buffers, begin_or_go_on, run_bounded
 from dbksvd_dask.store import atomic, remote
 from dbksvd_dask.store.activations import ActivationWriter, Aligned, create_activations, default_chunk_rows
 from dbksvd_dask.store.dtypes import stored_dtype
@@ -26,6 +26,8 @@ from dbksvd_dask.store.writer import require_free, require_room
 SOURCE_ROW = "source_row"
 # names of files kept in the attributes; all of them are in the unfinished job
 LISTED_FILES = 100
+# a thread that stores waits for the disk now and then: three keep two cores busy
+STORE_THREADS = 3
 
 Loaded = tuple[npt.NDArray[Any], dict[str, npt.NDArray[Any]]]
 
@@ -198,7 +200,7 @@ class ImportJob:
 
     # -- parts ----------------------------------------
 
-    def run(self, parts: Sequence[int] | None = None, n_threads: int = N_THREADS) -> int:
+    def run(self, parts: Sequence[int] | None = None, n_threads: int = STORE_THREADS) -> int:
         """Write chunks, by default all that are missing; return how many."""
         writer = self._writer or self.init()
         missing = writer.missing() if parts is None else list(parts)

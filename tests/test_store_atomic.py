@@ -94,3 +94,13 @@ def test_work_that_cannot_fit_is_not_begun(tmp_path, monkeypatch):
     atomic.require_space(tmp_path / "new" / "deep", 10**9)
     with pytest.raises(StoreError, match=r"needs 2.00 GB more and .* has 1.00 GB free; make room"):
         atomic.require_space(tmp_path / "new" / "deep", 2 * 10**9)
+
+
+def test_file_that_cannot_be_written_out_is_told(tmp_path):
+    with open(tmp_path / "a", "wb") as file:
+        file.write(b"x")
+        file.flush()
+        atomic.finish_writeback(file.fileno())
+        closed = file.fileno()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        atomic.finish_writeback(closed)

@@ -21,6 +21,7 @@ from dbksvd_dask.store.dtypes import stored_dtype
 from dbksvd_dask.store.layout import PARTS, Aligned, StorePlan, check_same, create_group, make_plan
 from dbksvd_dask.store.remote import PathLike
 from dbksvd_dask.store.rows import ROW_CHECKSUMS
+from dbksvd_dask.store.write_behind import WriteBehind
 
 FSYNC_THREADS = 4
 
@@ -44,6 +45,7 @@ class ActivationWriter:
         self._parts = remote.join(self.work, PARTS)
         self._ledger = atomic.Ledger(self._parts, "chunk", durable=False)
         self._direct = plan.compressor is None and not remote.is_remote(path)
+        self._behind = WriteBehind()
         store = remote.zarr_store(self.work, read_only=False)
         self._group = zarr.open_group(store=store, mode="r+")
         # a setting of the process, not kept in the store: without it a chunk of zeros would be left out
@@ -111,6 +113,9 @@ class ActivationWriter:
                     "is the disk failing?"
                 )
         self._ledger.mark(i, {"rows": len(rows), "crc32c": checksums})
+        if self._direct:
+            for name in self._names():
+                self._behind.add(self._chunk_file(name, i), given[name].nbytes)
 
     def check_chunk(self, i: int) -> bool:
         """Tell whether a written chunk reads back as it was written, by its checksums."""
