@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 
-from dbksvd_dask.errors import InputError, MismatchError
+from dbksvd_dask.errors import InputError, MismatchError, StoreError
 from dbksvd_dask.events import Callback, JobProgress, emit
 from dbksvd_dask.job_tools import Buffers, begin_or_go_on, run_bounded
 from dbksvd_dask.mixing import BatchMeans, batch_rows, choose_columns, pick_columns
+from dbksvd_dask.shuffle_files import read_at, scratch_folder, write_permuted
+from dbksvd_dask.shuffle_pick import BucketPicker, may_pick
 from dbksvd_dask.shuffle_plan import plan_shuffle
 from dbksvd_dask.store import atomic, remote
 from dbksvd_dask.store.activations import (
@@ -28,15 +28,16 @@ from dbksvd_dask.store.activations import (
     open_aligned,
     open_rows,
 )
-from dbksvd_dask.store.checksums import bytes_of, crc32c, file_crc
+from dbksvd_dask.store.checksums import file_crc
 from dbksvd_dask.store.dtypes import BFLOAT16, widen_bfloat16
+from dbksvd_dask.store.pick import in_file_cache
 from dbksvd_dask.store.remote import PathLike
 from dbksvd_dask.store.rows import aligned_names
 from dbksvd_dask.store.writer import require_free, require_room
 
 MAIN = "activations"
-# rows are gathered and written this many bytes at a time, so that the gathered copy stays in the cache
-SLAB_BYTES = 1 << 22
+# a thread that picks rows waits for the disk now and then: three keep two cores busy
+PICK_THREADS = 3
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -78,6 +79,9 @@ class ShuffleResult:
 class ShuffleJob:
     """A shuffle in steps: `init`, `scatter` (pass 1), `gather` (pass 2), `finish`; each can be repeated.
 
+    A source that stays in the file cache is shuffled without scratch files: `scatter` then only reads it through,
+    and `gather` picks the rows out of it. The result is the same, and a run can go on in the other way.
+
     See `shuffle_activations` for the parameters.
     """
 
@@ -103,18 +107,21 @@ class ShuffleJob:
         self.compressor = compressor
         self.callbacks = tuple(callbacks)
         self.reader = open_rows(source)
-        self.readers = {MAIN: self.reader, **_aligned_readers(self.reader)}
+        self._aligned = _aligned_readers(self.reader)
+        self.readers = {MAIN: self.reader, **self._aligned}
         row_bytes = sum(r.n_features * r.stored.itemsize for r in self.readers.values())
         self.nbytes = self.reader.n_samples * row_bytes
         rows = chunk_rows or self.reader.chunk_rows
         self.plan = plan_shuffle(self.reader.n_samples, row_bytes, rows, seed, block_bytes)
         self.counts = self.plan.counts()
-        self.scratch = _scratch_folder(self.path, scratch)
+        self.scratch = scratch_folder(self.path, scratch)
         self._blocks = atomic.Ledger(self.scratch, "block", durable=False)
         self._means = atomic.Ledger(self.scratch, "means", durable=False)
         self._columns = choose_columns(self.reader.n_features)
         self._batch_rows = batch_rows(self.reader.n_samples, rows)
         self._buffers = Buffers()
+        self.one_pass = False
+        self._laid: set[int] = set()
         self._writer: ActivationWriter | None = None
 
     # -- init ----------------------------------------
@@ -131,6 +138,7 @@ class ShuffleJob:
                     "same to go on, or --force to begin again"
                 )
             remote.remove(self.scratch)
+        self.one_pass = may_pick(self.reader, self._aligned)
         self._recheck_blocks()
         row_bytes, scratch = self.nbytes // self.plan.n_samples, self._scratch_needed()
         atomic.require_space(self.scratch, scratch)
@@ -178,36 +186,64 @@ class ShuffleJob:
         }
 
     def _recheck_blocks(self) -> None:
+        """Find out which blocks were read, and which of them have whole segments: a power failure takes some."""
+        self._laid = set()
         for block in self._blocks.parts():
-            if not self._block_is_whole(block):
+            try:
+                mark = self._blocks.read(block)
+            except StoreError:
                 self._blocks.unmark(block)
+                continue
+            if not self.one_pass and self._segments_are_whole(block, mark.get("crc32c")):
+                self._laid.add(block)
 
-    def _block_is_whole(self, block: int) -> bool:
+    def _segments_are_whole(self, block: int, crcs: dict[str, int] | None) -> bool:
         try:
-            mark = self._blocks.read(block)["crc32c"]
-            crcs = {name: file_crc(self._block_file(block, name)) for name in self.readers}
-        except (OSError, ValueError, KeyError):
+            return crcs == {name: file_crc(self._block_file(block, name)) for name in self.readers}
+        except OSError:
             return False
-        return bool(crcs == mark)
+
+    def missing_blocks(self) -> list[int]:
+        """Return the blocks that pass 1 has still to go through."""
+        if self.one_pass:
+            return self._blocks.missing(self.plan.n_blocks)
+        return [block for block in range(self.plan.n_blocks) if block not in self._laid]
 
     def _scratch_needed(self) -> int:
-        written = len(self._blocks.parts()) * self.plan.block_rows
+        if self.one_pass:
+            return 0
+        written = len(self._laid) * self.plan.block_rows
         return max(0, self.plan.n_samples - written) * (self.nbytes // self.plan.n_samples)
 
     # -- pass 1 ----------------------------------------
 
     def scatter(self) -> int:
-        """Permute every block that was not yet and lay its segments down; return how many those were."""
-        missing = self._blocks.missing(self.plan.n_blocks)
+        """Read every block that was not yet and lay its segments down; return how many those were.
+
+        In one pass there are no segments, only the figure of the source; it also brings the source into memory.
+        """
+        if self.one_pass:
+            read = self._survey()
+            if in_file_cache(self.reader):
+                return read
+            self.one_pass = False  # memory went elsewhere: picking rows off the disk would take hours
+            self._recheck_blocks()
+            atomic.require_space(self.scratch, self._scratch_needed())
+        return self._run_blocks("scatter", self.missing_blocks(), self._store_block)
+
+    def _survey(self) -> int:
+        return self._run_blocks("survey", self._blocks.missing(self.plan.n_blocks), self._note_block)
+
+    def _run_blocks(self, step: str, missing: list[int], store: Callable[[int, Arrays], None]) -> int:
         done = self.plan.n_blocks - len(missing)
 
         def on_done(_: int) -> None:
             nonlocal done
             done += 1
-            self._progress("scatter", done, self.plan.n_blocks, "blocks")
+            self._progress(step, done, self.plan.n_blocks, "blocks")
 
         with atomic.explain_full_disk(self.scratch):
-            return run_bounded(missing, self._load_block, self._store_block, on_done)
+            return run_bounded(missing, self._load_block, store, on_done)
 
     def _block_file(self, block: int, name: str) -> str:
         return os.path.join(self.scratch, f"{block:08d}.{name}")
@@ -225,11 +261,16 @@ class ShuffleJob:
         crcs = {}
         for name, rows in arrays.items():
             with atomic.staged(self._block_file(block, name), durable=False) as scratch:
-                crcs[name] = _write_permuted(str(scratch), rows, order)
+                crcs[name] = write_permuted(str(scratch), rows, order)
         means = self._batch_means(arrays[MAIN])
-        for rows in arrays.values():
-            self._buffers.give(rows)
+        self._give(arrays)
         self._blocks.mark(block, {"crc32c": crcs, "means": means.to_json()})
+        self._laid.add(block)
+
+    def _note_block(self, block: int, arrays: Arrays) -> None:
+        means = self._batch_means(arrays[MAIN])
+        self._give(arrays)
+        self._blocks.mark(block, {"means": means.to_json()})
 
     # -- pass 2 ----------------------------------------
 
@@ -238,7 +279,7 @@ class ShuffleJob:
         writer = self._writer or self.init()
         missing = set(writer.missing())
         buckets = sorted({self.plan.bucket_of(chunk) for chunk in missing})
-        if buckets and self._blocks.missing(self.plan.n_blocks):
+        if buckets and self.missing_blocks():
             self.scatter()
         done = self.plan.n_blocks - len(buckets)
 
@@ -247,12 +288,26 @@ class ShuffleJob:
             done += 1
             self._progress("gather", done, self.plan.n_blocks, "buckets")
 
-        def store(bucket: int, arrays: Arrays) -> None:
-            self._store_bucket(bucket, arrays, missing)
-
         with atomic.explain_full_disk(writer.work):
-            run_bounded(buckets, self._load_bucket, store, on_done)
+            if self.one_pass:
+                self._pick_buckets(buckets, missing, on_done)
+            else:
+                self._permute_buckets(buckets, missing, on_done)
         return len(missing)
+
+    def _pick_buckets(self, buckets: list[int], missing: set[int], on_done: Callable[[int], None]) -> None:
+        picker = BucketPicker(self.plan, self.counts, self.reader, self._aligned, self._buffers)
+
+        def store(bucket: int, _: int) -> None:
+            self._store_bucket(bucket, picker.pick(bucket, MAIN), missing)
+
+        run_bounded(buckets, lambda bucket: bucket, store, on_done, PICK_THREADS)
+
+    def _permute_buckets(self, buckets: list[int], missing: set[int], on_done: Callable[[int], None]) -> None:
+        def store(bucket: int, arrays: Arrays) -> None:
+            self._store_bucket(bucket, arrays, missing, self.plan.bucket_order(bucket))
+
+        run_bounded(buckets, self._load_bucket, store, on_done)
 
     def _load_bucket(self, bucket: int) -> Arrays:
         start, stop = self.plan.bounds(bucket)
@@ -263,34 +318,45 @@ class ShuffleJob:
             row_bytes, filled = reader.n_features * reader.stored.itemsize, 0
             for block in range(self.plan.n_blocks):
                 n = int(self.counts[block, bucket])
-                _read_at(self._block_file(block, name), int(offsets[block]) * row_bytes, rows[filled : filled + n])
+                read_at(self._block_file(block, name), int(offsets[block]) * row_bytes, rows[filled : filled + n])
                 filled += n
             arrays[name] = rows
         return arrays
 
-    def _store_bucket(self, bucket: int, arrays: Arrays, missing: set[int]) -> None:
-        assert self._writer is not None
-        order = self.plan.bucket_order(bucket)
+    def _store_bucket(
+        self, bucket: int, arrays: Arrays, missing: set[int], order: npt.NDArray[np.int64] | None = None
+    ) -> None:
+        """Write the chunks of a bucket that are missing; its rows come in `order`, or lie in theirs already."""
         start, stop = self.plan.bounds(bucket)
         for first in range(start, stop, self.plan.chunk_rows):
-            chunk = first // self.plan.chunk_rows
-            if chunk in missing:
-                self._store_chunk(chunk, arrays, order[first - start : first - start + self.plan.chunk_rows])
-        for rows in arrays.values():
-            self._buffers.give(rows)
+            chunk, part = first // self.plan.chunk_rows, slice(first - start, first - start + self.plan.chunk_rows)
+            if chunk not in missing:
+                continue
+            if order is None:
+                self._store_chunk(chunk, {name: rows[part] for name, rows in arrays.items()})
+            else:
+                taken = self._take(arrays, order[part])
+                self._store_chunk(chunk, taken)
+                self._give(taken)
+        self._give(arrays)
 
-    def _store_chunk(self, chunk: int, arrays: Arrays, order: npt.NDArray[np.int64]) -> None:
-        assert self._writer is not None
+    def _take(self, arrays: Arrays, order: npt.NDArray[np.int64]) -> Arrays:
         taken = {}
         for name, rows in arrays.items():
             out = self._buffers.take((len(order), rows.shape[1]), rows.dtype)
             # the order is a permutation: "clip" only spares the checked copy that "raise" makes
             taken[name] = np.take(rows, order, axis=0, out=out, mode="clip")
+        return taken
+
+    def _store_chunk(self, chunk: int, arrays: Arrays) -> None:
+        assert self._writer is not None
         # before the chunk, so that a chunk that counts as written always has its sums
-        self._means.mark(chunk, self._batch_means(taken[MAIN]).to_json())
-        shaped = {n: rows.reshape(len(order), *self.readers[n].row_shape) for n, rows in taken.items()}
+        self._means.mark(chunk, self._batch_means(arrays[MAIN]).to_json())
+        shaped = {n: rows.reshape(len(rows), *self.readers[n].row_shape) for n, rows in arrays.items()}
         self._writer.write_chunk(chunk, shaped.pop(MAIN), shaped, verify=self.verify)
-        for rows in taken.values():
+
+    def _give(self, arrays: Arrays) -> None:
+        for rows in arrays.values():
             self._buffers.give(rows)
 
     # -- finish ----------------------------------------
@@ -304,6 +370,7 @@ class ShuffleJob:
     def finish(self) -> tuple[float | None, float | None]:
         """Publish the store, remove the scratch folder, and return the mixing figures."""
         writer = self._writer or self.init()
+        self._survey()  # only what was lost with the power since
         figures = self.mixing()
         with atomic.explain_full_disk(writer.work):
             writer.finish(attributes={"mixing": figures[1]})
@@ -329,44 +396,6 @@ def _aligned_readers(reader: RowReader) -> dict[str, RowReader]:
     return {name: open_aligned(reader.path, name) for name in names}
 
 
-def _scratch_folder(path: str, scratch: PathLike | None) -> str:
-    """Return where pass 1 lays its segments: beside the result, or in a local folder for a remote one."""
-    if scratch is None and not remote.is_remote(path):
-        return f"{path}.scratch{atomic.PARTIAL_SUFFIX}"
-    home = tempfile.gettempdir() if scratch is None else os.fspath(scratch)
-    # the name follows from the result, so that the next run finds it
-    return os.path.join(home, f"dbksvd-shuffle-{hashlib.sha256(path.encode()).hexdigest()[:16]}")
-
-
-def _write_permuted(path: str, rows: npt.NDArray[Any], order: npt.NDArray[np.int64]) -> int:
-    """Write rows in another order; return the CRC-32C of what was written."""
-    step = max(1, SLAB_BYTES // max(1, rows.shape[1] * rows.dtype.itemsize))
-    slab = np.empty((min(step, len(rows)), rows.shape[1]), rows.dtype)
-    crc = 0
-    with open(path, "wb", buffering=0) as file:
-        for start in range(0, len(rows), step):
-            part = order[start : start + step]
-            np.take(rows, part, axis=0, out=slab[: len(part)], mode="clip")
-            crc = crc32c(slab[: len(part)], crc)
-            view = bytes_of(slab[: len(part)])
-            while view:
-                view = view[file.write(view) :]
-    return crc
-
-
-def _read_at(path: str, offset: int, target: npt.NDArray[Any]) -> None:
-    view = bytes_of(target)
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        while view:
-            n = os.preadv(fd, [view], offset)
-            if n == 0:
-                raise OSError(f"{path} ended at byte {offset}; delete the scratch folder and run again")
-            view, offset = view[n:], offset + n
-    finally:
-        os.close(fd)
-
-
 def shuffle_activations(
     source: PathLike,
     path: PathLike,
@@ -384,7 +413,9 @@ def shuffle_activations(
 
     Two passes over the data: the first spreads the rows of each block over buckets in a scratch folder, the
     second shuffles each bucket. Needs room for two further copies of the store, and memory for about three
-    blocks. A run that was interrupted is gone on with: call it again with the same arguments.
+    blocks. A local uncompressed source that takes at most half of the free memory of the machine is read through
+    once, and the rows are then picked out of the file cache, in the same order: that needs room for one copy.
+    A run that was interrupted is gone on with: call it again with the same arguments.
 
     Parameters
     ----------
@@ -399,7 +430,7 @@ def shuffle_activations(
     chunk_rows, compressor
         As for `create_activations`; default: the chunks of the source, uncompressed.
     scratch : path, optional
-        Local folder for the first pass; default: beside the result.
+        Local folder for what lies between the passes; default: beside the result.
     force : bool
         Replace an existing store, and begin again when an unfinished one does not fit.
     verify : bool
@@ -426,7 +457,7 @@ def shuffle_activations(
     )
     writer = job.init()
     chunks_kept = len(writer.done())
-    blocks_kept = job.plan.n_blocks - len(job._blocks.missing(job.plan.n_blocks))
+    blocks_kept = job.plan.n_blocks - len(job.missing_blocks())
     blocks_written = job.scatter() if writer.missing() else 0
     chunks_written = job.gather()
     before, after = job.finish()

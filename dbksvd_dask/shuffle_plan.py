@@ -3,12 +3,15 @@
 Pass 1 takes the store block by block. A block is permuted and cut into one segment per bucket. Pass 2 takes the
 segments of one bucket from all blocks, permutes them, and writes the chunks of the bucket. Each block spreads over
 the buckets as evenly as integers allow, so a bucket is a sample of the whole store, however ordered that was.
+Where the source stays in memory, the rows of a bucket can be picked out of it in one pass, in the same order.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +20,8 @@ import numpy.typing as npt
 MIN_BLOCK_BYTES = 1 << 27
 # the pieces that pass 2 reads get smaller as the store grows; below this a disk mostly waits
 MIN_SEGMENT_BYTES = 1 << 16
+# one small read costs about as much as copying this many bytes twice more (1.0 us, measured)
+MIN_PICKED_BYTES = 1 << 10
 
 
 def default_block_bytes(total_bytes: int) -> int:
@@ -78,6 +83,25 @@ class ShufflePlan:
         start, stop = self.bounds(bucket)
         return self._random(2, bucket).permutation(stop - start)
 
+    def sources(
+        self, bucket: int, orders: Sequence[npt.NDArray[Any]], counts: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64]:
+        """Return which row of the source each row of a bucket of the result is.
+
+        Parameters
+        ----------
+        bucket : int
+            The bucket.
+        orders : sequence of ndarray of shape (rows of a block,)
+            `block_order` of every block.
+        counts : ndarray of shape (n_blocks, n_blocks)
+            As given by `counts`.
+        """
+        first = counts[:, :bucket].sum(axis=1)
+        last = first + counts[:, bucket]
+        parts = [orders[b][first[b] : last[b]] + np.int64(self.bounds(b)[0]) for b in range(self.n_blocks)]
+        return np.concatenate(parts)[self.bucket_order(bucket)]
+
     def counts(self) -> npt.NDArray[np.int64]:
         """Return how many rows go from each block to each bucket.
 
@@ -121,6 +145,31 @@ def spread(n: int, room: npt.NDArray[np.int64], offset: int) -> npt.NDArray[np.i
     edges = np.concatenate([[0], np.cumsum(room)])
     # edges * n may exceed 64 bits only beyond 1e9 rows in blocks of 1e9
     return np.diff((edges * n + offset) // total)
+
+
+def fits_one_pass(n_samples: int, row_bytes: int, beside_bytes: int, available: int) -> bool:
+    """Tell whether the rows of a result can be picked one by one out of the files of the source.
+
+    The rows must stay in the file cache while that goes on, and be long enough to be worth a read each; the order
+    (four bytes a row) and everything that is aligned to the rows lie in memory.
+
+    Parameters
+    ----------
+    n_samples, row_bytes : int
+        Rows of the source and bytes of one.
+    beside_bytes : int
+        Bytes of everything aligned to the rows.
+    available : int
+        Bytes of memory that the file cache may take.
+
+    >>> fits_one_pass(2_621_440, 1536, 0, 20 * 10**9), fits_one_pass(2_621_440, 1536, 0, 6 * 10**9)
+    (True, False)
+    >>> fits_one_pass(2_621_440, 256, 0, 20 * 10**9), fits_one_pass(10**6, 1536, 10**9, 20 * 10**9)
+    (False, False)
+    """
+    held = 4 * n_samples + beside_bytes
+    # half: what is written goes through the file cache as well, and others need memory too
+    return row_bytes >= MIN_PICKED_BYTES and held <= MIN_BLOCK_BYTES and 2 * n_samples * row_bytes <= available
 
 
 def plan_shuffle(

@@ -1,6 +1,9 @@
 """Kill a job with SIGKILL at each of its writes in turn, run it again, and tell what that took.
 
-    python -m tests.kill_sweep import|shuffle FOLDER
+    python -m tests.kill_sweep import|shuffle|shuffle11|shuffle12|shuffle21 FOLDER [EVERY]
+
+shuffle12 is a shuffle that is killed while it takes one pass and goes on in two, and so on. With EVERY only every
+so many-th write is the last.
 
 Prints a JSON list, one entry per point of the kill: whether the process died there, how many parts the second run
 found done and did itself, and whether the result is the same, byte for byte, as that of an undisturbed run.
@@ -18,9 +21,11 @@ import sys
 
 import numpy as np
 
+from dbksvd_dask import shuffle_job
 from dbksvd_dask.import_job import import_activations
 from dbksvd_dask.shuffle_job import shuffle_activations
-from dbksvd_dask.store import atomic
+from dbksvd_dask.store import atomic, write_behind
+from dbksvd_dask.store.small_reads import read_each
 from tests.store_helpers import make_store, ordered_rows, tree
 
 
@@ -32,6 +37,12 @@ def run_import(folder):
 
 def run_shuffle(folder):
     return shuffle_activations(f"{folder}/source", f"{folder}/store", seed=3, block_bytes=16 * 28, chunk_rows=8)
+
+
+def choose_passes(n):
+    """Make the shuffles of this process take one or two passes."""
+    shuffle_job.may_pick = lambda *_: n == 1
+    shuffle_job.in_file_cache = lambda _: n == 1
 
 
 def prepare(job, folder):
@@ -84,31 +95,34 @@ def parts_done(folder):
     return {name: len(atomic.Ledger(f"{folder}/{at}", kind).parts()) for name, (at, kind) in places.items()}
 
 
-def sweep(job, folder):
-    run = {"import": run_import, "shuffle": run_shuffle}[job]
-    atomic.fsync_path = lambda path: None  # shows nothing here: the machine stays up
+def sweep(job, folder, every=1):
+    run = {"import": run_import, "shuffle": run_shuffle}[job.rstrip("12")]
+    first, second = map(int, job[-2:]) if job[-1].isdigit() else (2, 2)
+    os.fsync = lambda fd: None  # shows nothing here: the machine stays up
+    write_behind.MIN_BYTES = 0  # the chunks here are tiny
 
-    def plain():
+    def plain(passes=second):
+        choose_passes(passes)
         return dataclasses.asdict(run(folder))
 
     _, undisturbed = in_child(plain)
     expected = tree(f"{folder}/store")
     results = []
-    for point in itertools.count(1):
+    for point in itertools.count(1, every):
         shutil.rmtree(f"{folder}/store")
-        status, _ = in_child(lambda point=point: (die_at(point), plain())[1])
+        status, _ = in_child(lambda point=point: (die_at(point), plain(first))[1])
         died = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
         if not died:
             break
         done = parts_done(folder)
         finished = os.path.exists(f"{folder}/store.partial/zarr.json") and complete(folder)
-        status, second = in_child(plain)
+        status, result = in_child(plain)
         results.append(
             {
                 "point": point,
                 "done": done,
                 "complete": finished,
-                "second": second,
+                "second": result,
                 "same_bytes": status == 0 and tree(f"{folder}/store") == expected,
                 "left": sorted(n for n in os.listdir(folder) if "store" in n),
             }
@@ -122,6 +136,9 @@ def complete(folder):
 
 
 if __name__ == "__main__":
+    # compiled code is loaded once, not in every child
+    read_each(0, 1, np.empty(0, np.int64), np.empty(0, np.int64), 0)
+
     prepare_in_child = in_child(lambda: prepare(sys.argv[1], sys.argv[2]))
     assert prepare_in_child[0] == 0
-    json.dump(sweep(sys.argv[1], sys.argv[2]), sys.stdout)
+    json.dump(sweep(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])), sys.stdout)

@@ -153,20 +153,42 @@ class RowReader:
             f"{remote.join(self.path, self._key(chunk))}; restore this file or write the store again"
         )
 
+    def chunk_file(self, chunk: int) -> str:
+        """Return the path of the file of a chunk."""
+        return remote.join(self.path, self._key(chunk))
+
+    def open_chunk(self, chunk: int) -> int:
+        """Open the file of an uncompressed local chunk for reading; return its descriptor.
+
+        Raises
+        ------
+        FileNotFoundError
+            When it is not there and may be left out.
+        StoreError
+            When it must be there and is not, or has another size than it should.
+        """
+        try:
+            fd = os.open(self.chunk_file(chunk), os.O_RDONLY)
+        except FileNotFoundError:
+            if self.complete:
+                raise self._damage(chunk, "is missing") from None
+            raise
+        size, needed = os.fstat(fd).st_size, self.chunk_rows * self.n_features * self.stored.itemsize
+        if size != needed:
+            os.close(fd)
+            raise self._damage(chunk, f"has {size} bytes instead of {needed}")
+        return fd
+
     def _read_files(self, start: int, stop: int, out: npt.NDArray[Any]) -> None:
         row_bytes = self.n_features * self.stored.itemsize
-        chunk_bytes = self.chunk_rows * row_bytes
         for chunk, first, last in self._pieces(start, stop):
             target = out[first - start : last - start]
             try:
-                fd = os.open(remote.join(self.path, self._key(chunk)), os.O_RDONLY)
+                fd = self.open_chunk(chunk)
             except FileNotFoundError:
-                self._fill_absent(chunk, target)
+                target[...] = self.fill_value
                 continue
             try:
-                size = os.fstat(fd).st_size
-                if size != chunk_bytes:
-                    raise self._damage(chunk, f"has {size} bytes instead of {chunk_bytes}")
                 self._pread(fd, chunk, target, (first - chunk * self.chunk_rows) * row_bytes)
             finally:
                 os.close(fd)
