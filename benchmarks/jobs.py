@@ -10,7 +10,8 @@ does none of that; the copy forced to the disk stands beside it. Shuffle has the
 encode from memory as its bound; see jobs_encode.py. Every job has a process of its own, so that its peak memory
 is its own; there it alternates with the copy, one right after the other, and the best of each counts. (What came
 before matters as much as the work itself: a virtual machine that hands free memory back to its host needs up to
-three times as long for a copy into memory that has to be fetched again.)
+three times as long for a copy into memory that has to be fetched again. The jobs let go of what they wrote, so
+the copy after a long job may meet such memory: a ratio means little when its `copy_seconds` is out of line.)
 """
 
 from __future__ import annotations
