@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from dbksvd_dask.events import Callback, JobProgress, emit
 from dbksvd_dask.job_tools import Buffers, begin_or_go_on, run_bounded
 from dbksvd_dask.mixing import BatchMeans, batch_rows, choose_columns, pick_columns
 from dbksvd_dask.shuffle_files import read_at, scratch_folder, write_permuted
-from dbksvd_dask.shuffle_pick import BucketPicker, may_pick
+from dbksvd_dask.shuffle_pick import ChunkPicker, may_pick
 from dbksvd_dask.shuffle_plan import plan_shuffle
 from dbksvd_dask.store import atomic, remote
 from dbksvd_dask.store.activations import (
@@ -39,6 +39,7 @@ MAIN = "activations"
 # a thread that picks rows waits for the disk now and then: three keep two cores busy
 PICK_THREADS = 3
 
+T = TypeVar("T")
 Arrays = dict[str, npt.NDArray[Any]]
 
 
@@ -229,12 +230,15 @@ class ShuffleJob:
             self.one_pass = False  # memory went elsewhere: picking rows off the disk would take hours
             self._recheck_blocks()
             atomic.require_space(self.scratch, self._scratch_needed())
-        return self._run_blocks("scatter", self.missing_blocks(), self._store_block)
+        return self._run_blocks("scatter", self.missing_blocks(), self._load_block, self._store_block)
 
     def _survey(self) -> int:
-        return self._run_blocks("survey", self._blocks.missing(self.plan.n_blocks), self._note_block)
+        missing = self._blocks.missing(self.plan.n_blocks)
+        return self._run_blocks("survey", missing, lambda block: block, self._survey_block)
 
-    def _run_blocks(self, step: str, missing: list[int], store: Callable[[int, Arrays], None]) -> int:
+    def _run_blocks(
+        self, step: str, missing: list[int], load: Callable[[int], T], store: Callable[[int, T], None]
+    ) -> int:
         done = self.plan.n_blocks - len(missing)
 
         def on_done(_: int) -> None:
@@ -243,7 +247,7 @@ class ShuffleJob:
             self._progress(step, done, self.plan.n_blocks, "blocks")
 
         with atomic.explain_full_disk(self.scratch):
-            return run_bounded(missing, self._load_block, store, on_done)
+            return run_bounded(missing, load, store, on_done)
 
     def _block_file(self, block: int, name: str) -> str:
         return os.path.join(self.scratch, f"{block:08d}.{name}")
@@ -267,9 +271,15 @@ class ShuffleJob:
         self._blocks.mark(block, {"crc32c": crcs, "means": means.to_json()})
         self._laid.add(block)
 
-    def _note_block(self, block: int, arrays: Arrays) -> None:
-        means = self._batch_means(arrays[MAIN])
-        self._give(arrays)
+    def _survey_block(self, block: int, _: int) -> None:
+        """Note the batch means of a block, chunk by chunk: little memory, which stays in the processor's cache."""
+        first, stop = self.plan.bounds(block)
+        means = BatchMeans(sum(run.stop - run.start for run in self._columns))
+        for start in range(first, stop, self.plan.chunk_rows):
+            end = min(start + self.plan.chunk_rows, stop)
+            rows = self._buffers.take((end - start, self.reader.n_features), self.reader.stored)
+            self._add_means(means, self.reader.read_stored(start, end, rows))
+            self._buffers.give(rows)
         self._blocks.mark(block, {"means": means.to_json()})
 
     # -- pass 2 ----------------------------------------
@@ -281,27 +291,31 @@ class ShuffleJob:
         buckets = sorted({self.plan.bucket_of(chunk) for chunk in missing})
         if buckets and self.missing_blocks():
             self.scatter()
-        done = self.plan.n_blocks - len(buckets)
+        parts = sorted(missing) if self.one_pass else buckets
+        total, unit = (self.plan.n_chunks, "chunks") if self.one_pass else (self.plan.n_blocks, "buckets")
+        done = total - len(parts)
 
         def on_done(_: int) -> None:
             nonlocal done
             done += 1
-            self._progress("gather", done, self.plan.n_blocks, "buckets")
+            self._progress("gather", done, total, unit)
 
         with atomic.explain_full_disk(writer.work):
             if self.one_pass:
-                self._pick_buckets(buckets, missing, on_done)
+                self._pick_chunks(parts, on_done)
             else:
-                self._permute_buckets(buckets, missing, on_done)
+                self._permute_buckets(parts, missing, on_done)
         return len(missing)
 
-    def _pick_buckets(self, buckets: list[int], missing: set[int], on_done: Callable[[int], None]) -> None:
-        picker = BucketPicker(self.plan, self.counts, self.reader, self._aligned, self._buffers)
+    def _pick_chunks(self, missing: list[int], on_done: Callable[[int], None]) -> None:
+        picker = ChunkPicker(self.plan, self.counts, self.reader, self._aligned, self._buffers)
 
-        def store(bucket: int, _: int) -> None:
-            self._store_bucket(bucket, picker.pick(bucket, MAIN), missing)
+        def store(chunk: int, sources: npt.NDArray[np.int64]) -> None:
+            picked = picker.pick(sources, MAIN)
+            self._store_chunk(chunk, picked)
+            self._give(picked)
 
-        run_bounded(buckets, lambda bucket: bucket, store, on_done, PICK_THREADS)
+        run_bounded(missing, picker.sources, store, on_done, PICK_THREADS)
 
     def _permute_buckets(self, buckets: list[int], missing: set[int], on_done: Callable[[int], None]) -> None:
         def store(bucket: int, arrays: Arrays) -> None:
@@ -323,21 +337,16 @@ class ShuffleJob:
             arrays[name] = rows
         return arrays
 
-    def _store_bucket(
-        self, bucket: int, arrays: Arrays, missing: set[int], order: npt.NDArray[np.int64] | None = None
-    ) -> None:
-        """Write the chunks of a bucket that are missing; its rows come in `order`, or lie in theirs already."""
+    def _store_bucket(self, bucket: int, arrays: Arrays, missing: set[int], order: npt.NDArray[np.int64]) -> None:
+        """Write the chunks of a bucket that are missing, its rows in `order`."""
         start, stop = self.plan.bounds(bucket)
         for first in range(start, stop, self.plan.chunk_rows):
             chunk, part = first // self.plan.chunk_rows, slice(first - start, first - start + self.plan.chunk_rows)
             if chunk not in missing:
                 continue
-            if order is None:
-                self._store_chunk(chunk, {name: rows[part] for name, rows in arrays.items()})
-            else:
-                taken = self._take(arrays, order[part])
-                self._store_chunk(chunk, taken)
-                self._give(taken)
+            taken = self._take(arrays, order[part])
+            self._store_chunk(chunk, taken)
+            self._give(taken)
         self._give(arrays)
 
     def _take(self, arrays: Arrays, order: npt.NDArray[np.int64]) -> Arrays:
@@ -380,11 +389,15 @@ class ShuffleJob:
     def _batch_means(self, rows: npt.NDArray[Any]) -> BatchMeans:
         means = BatchMeans(sum(run.stop - run.start for run in self._columns))
         for chunk in range(0, len(rows), self.plan.chunk_rows):
-            part = pick_columns(rows[chunk : chunk + self.plan.chunk_rows], self._columns)
-            wide = widen_bfloat16(part) if self.reader.bfloat16 else part
-            for start in range(0, len(wide), self._batch_rows):
-                means.add(wide[start : start + self._batch_rows])
+            self._add_means(means, rows[chunk : chunk + self.plan.chunk_rows])
         return means
+
+    def _add_means(self, means: BatchMeans, rows: npt.NDArray[Any]) -> None:
+        """Count the batches of one chunk."""
+        part = pick_columns(rows, self._columns)
+        wide = widen_bfloat16(part) if self.reader.bfloat16 else part
+        for start in range(0, len(wide), self._batch_rows):
+            means.add(wide[start : start + self._batch_rows])
 
     def _progress(self, job: str, done: int, total: int, unit: str) -> None:
         emit(self.callbacks, JobProgress(job, done, total, unit))

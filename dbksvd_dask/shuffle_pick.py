@@ -1,4 +1,4 @@
-"""A shuffle of one pass: the rows of every bucket of the result, picked straight out of the source."""
+"""A shuffle of one pass: the rows of every chunk of the result, picked straight out of the source."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def may_pick(main: RowReader, aligned: Mapping[str, RowReader]) -> bool:
     return fits_one_pass(main.n_samples, row_bytes, beside, memory_for_files()) and can_pick(main)
 
 
-class BucketPicker:
-    """Gives the rows of any bucket in the order of the result; from any thread.
+class ChunkPicker:
+    """Gives the rows of any chunk in the order of the result.
 
     Holds the order of every block and the aligned arrays in memory; `fits_one_pass` keeps both small.
 
@@ -52,9 +52,19 @@ class BucketPicker:
         self._orders = [plan.block_order(block).astype(np.int32) for block in range(plan.n_blocks)]
         self._aligned = {name: reader.read_stored(0, reader.n_samples) for name, reader in aligned.items()}
 
-    def pick(self, bucket: int, main_name: str) -> dict[str, npt.NDArray[Any]]:
-        """Return the rows of a bucket, under `main_name`, and what is aligned to them; give the memory back."""
-        sources = self._plan.sources(bucket, self._orders, self._counts)
+        self._bucket, self._of_bucket = -1, np.empty(0, np.int64)
+
+    def sources(self, chunk: int) -> npt.NDArray[np.int64]:
+        """Return which row of the source each row of a chunk is; from one thread."""
+        bucket, first = self._plan.bucket_of(chunk), chunk * self._plan.chunk_rows
+        if bucket != self._bucket:
+            self._of_bucket = self._plan.sources(bucket, self._orders, self._counts)
+            self._bucket = bucket
+        start = first - self._plan.bounds(bucket)[0]
+        return self._of_bucket[start : start + self._plan.chunk_rows]
+
+    def pick(self, sources: npt.NDArray[np.int64], main_name: str) -> dict[str, npt.NDArray[Any]]:
+        """Return those rows, under `main_name`, and what is aligned to them; from any thread. Give them back."""
         rows = self._buffers.take((len(sources), self._main.n_features), self._main.stored)
         pick_rows(self._main, sources, rows)
         picked = {main_name: rows}

@@ -99,7 +99,7 @@ def sweep(job, folder, every=1):
     run = {"import": run_import, "shuffle": run_shuffle}[job.rstrip("12")]
     first, second = map(int, job[-2:]) if job[-1].isdigit() else (2, 2)
     os.fsync = lambda fd: None  # shows nothing here: the machine stays up
-    write_behind.MIN_BYTES = 0  # the chunks here are tiny
+    write_behind.MIN_BYTES, write_behind.DEPTH_BYTES = 0, 300  # the chunks here are tiny
 
     def plain(passes=second):
         choose_passes(passes)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 import zarr
 
 from dbksvd_dask.errors import InputError, JobError, MismatchError, StoreError
-from dbksvd_dask.store import atomic
+from dbksvd_dask.store import atomic, chunk_file
+from dbksvd_dask.store import writer as writer_module
 from dbksvd_dask.store.activations import (
     Aligned,
     create_activations,
@@ -16,6 +19,7 @@ from dbksvd_dask.store.activations import (
     open_rows,
     open_writer,
 )
+from dbksvd_dask.store.checksums import crc32c
 from dbksvd_dask.store.verify import verify_store
 from tests.import_patterns import values
 from tests.store_helpers import make_store, skip_fsync, tree
@@ -150,27 +154,43 @@ def test_chunk_that_changes_on_the_disk_is_not_published(compressor, tmp_path):
     writer.finish(verify=True)
 
 
-@pytest.mark.parametrize("compressor", [None, "zstd"])
 @pytest.mark.parametrize("damage", ["other bits", "short"])
-def test_chunk_that_does_not_read_back_does_not_count_as_written(compressor, damage, tmp_path, monkeypatch):
-    writer = begin(tmp_path / "s", compressor=compressor)
-    write_block = writer._write_block
+def test_chunk_that_does_not_read_back_does_not_count_as_written(damage, tmp_path, monkeypatch):
+    writer = begin(tmp_path / "s")
+    preadv = os.preadv
 
-    def failing_disk(name, i, block):
-        wrong = block.copy()
-        wrong[-1, -1] = 7
-        write_block(name, i, wrong)
-        if damage == "short" and compressor is None:
-            (tmp_path / "s.partial" / "activations" / f"c.{i}.0").write_bytes(block.tobytes()[:50])
+    def failing_disk(fd, buffers, offset):
+        n = preadv(fd, buffers, offset)
+        buffers[0][n - 1] ^= 1
+        return n // 2 if damage == "short" else n
 
-    monkeypatch.setattr(writer, "_write_block", failing_disk)
-    with pytest.raises(
-        JobError, match=r"chunk 1 of `activations` in .*s.partial does not read back as it was written"
-    ):
-        write(writer, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(chunk_file.os, "preadv", failing_disk)
+        with pytest.raises(
+            JobError, match=r"chunk 1 of `activations` in .*s.partial does not read back as it was written"
+        ):
+            write(writer, 1)
+    assert not list((tmp_path / "s.partial" / "activations").glob("c.1*"))
     assert writer.missing() == [0, 1, 2]
     writer.write_chunk(1, ROWS[8:16], verify=False)
     assert writer.missing() == [0, 2]
+
+
+def test_compressed_chunk_that_does_not_read_back_does_not_count_as_written(tmp_path, monkeypatch):
+    writer = begin(tmp_path / "s", compressor="zstd")
+    monkeypatch.setattr(writer_module, "same_bytes", lambda a, b: False)
+    with pytest.raises(JobError, match=r"chunk 1 of `activations` in .* does not read back as it was written"):
+        write(writer, 1)
+    assert writer.missing() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("n_bytes", [0, 1, 7, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 3 << 20])
+def test_chunk_file_holds_the_bytes_and_returns_their_checksum(n_bytes, tmp_path, rng):
+    content = rng.integers(0, 256, n_bytes, np.uint8)
+    crc = chunk_file.write_chunk_file(str(tmp_path / "c"), content, 5, folder=str(tmp_path))
+    assert (tmp_path / "c").read_bytes() == content.tobytes() + bytes(5)
+    assert crc == crc32c(content)
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
 
 
 @pytest.mark.parametrize("compressor", [None, "zstd"])

@@ -50,7 +50,7 @@ def test_settled_file_is_whole_and_out_of_memory(tmp_path):
 def test_files_are_settled_in_order_a_few_behind(monkeypatch):
     settled = []
     monkeypatch.setattr(write_behind, "settle", settled.append)
-    behind = WriteBehind(depth=2)
+    behind = WriteBehind(depth=2 * MIN_BYTES)
     for name in "abcde":
         behind.add(name, MIN_BYTES)
     assert settled == ["a", "b", "c"]
@@ -70,11 +70,12 @@ def test_store_written_behind_reads_back(tmp_path, monkeypatch):
     settled = []
     real = write_behind.settle
     monkeypatch.setattr(write_behind, "settle", lambda path: (settled.append(os.path.basename(path)), real(path)))
+    monkeypatch.setattr(write_behind, "DEPTH_BYTES", 3 * MIN_BYTES)
     rows = rows_of(7)
     writer = create_activations(tmp_path / "s", *rows.shape, rows.dtype, chunk_rows=512)
     for i in range(7):
         writer.write_chunk(i, rows[i * 512 : (i + 1) * 512])
-    assert settled == [f"c.{i}.0" for i in range(7 - write_behind.DEPTH)]
+    assert settled == [f"c.{i}.0" for i in range(4)]
     writer.finish()
     np.testing.assert_array_equal(open_rows(tmp_path / "s").read(0, len(rows)), rows)
     assert verify_store(tmp_path / "s") == 7
@@ -93,6 +94,7 @@ def test_chunk_that_does_not_reach_the_disk_stops_the_job_and_is_written_again(c
 
     with monkeypatch.context() as patch:
         patch.setattr(write_behind, "settle", failing_disk)
+        patch.setattr(write_behind, "DEPTH_BYTES", 3 * MIN_BYTES)
         with pytest.raises(
             error, match=r"no space left .* run the same command" if code == errno.ENOSPC else "Input/output"
         ):

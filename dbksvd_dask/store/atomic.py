@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import io
 import itertools
 import json
 import os
@@ -103,6 +104,12 @@ def staged(target: PathLike, folder: PathLike | None = None, *, durable: bool = 
         raise
 
 
+def write_all(file: io.FileIO, view: memoryview) -> None:
+    """Write all of a buffer to a raw file, which may take less than it is given at a time."""
+    while view:
+        view = view[file.write(view) :]
+
+
 def write_bytes(path: PathLike, *pieces: Any, folder: PathLike | None = None, durable: bool = True) -> None:
     """Write one file, whole or not at all.
 
@@ -124,9 +131,7 @@ def write_bytes(path: PathLike, *pieces: Any, folder: PathLike | None = None, du
     with staged(remote.normalise(path), folder, durable=durable) as scratch:
         with open(scratch, "wb", buffering=0) as file:
             for piece in pieces:
-                view = memoryview(piece).cast("B")
-                while view:  # a raw write may take less than it is given
-                    view = view[file.write(view) :]
+                write_all(file, memoryview(piece).cast("B"))
             if not durable:
                 start_writeback(file.fileno())
 

@@ -33,18 +33,6 @@ def same_bytes(a: npt.NDArray[np.uint8], b: npt.NDArray[np.uint8]) -> bool:
     return head and np.array_equal(a[words:], b[words:])
 
 
-def file_equals(path: str, content: memoryview) -> bool:
-    """Tell whether a file begins with `content`."""
-    buffer = np.empty(min(len(content), 1 << 20), np.uint8)
-    with open(path, "rb", buffering=0) as file:
-        while content:
-            n = file.readinto(buffer[: len(content)].data)
-            if not n or not same_bytes(buffer[:n], np.frombuffer(content[:n], np.uint8)):
-                return False
-            content = content[n:]
-    return True
-
-
 def file_crc(path: str, length: int | None = None, size: int | None = None) -> int:
     """Return the CRC-32C of a file.
 

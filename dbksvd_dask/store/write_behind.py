@@ -8,14 +8,14 @@ from collections import deque
 
 from dbksvd_dask.store import atomic
 
-# files under way to the disk: enough to keep it busy while the next ones are made
-DEPTH = 3
+# bytes under way to the disk: enough to keep it busy while more are made; a small store stays in memory
+DEPTH_BYTES = 1 << 29
 # below this a file costs more in calls than its pages are worth
 MIN_BYTES = 1 << 20
 
 
 class WriteBehind:
-    """Follows a writer of large files: waits for each, `depth` files later, and lets its pages go.
+    """Follows a writer of large files: waits for each, some files later, and lets its pages go.
 
     What is forced to the disk at the end anyway need not fill the memory until then. The next file gets the
     pages of one that has arrived: fresh pages cost several times as much (0.25 against 2 s/GB on a virtual
@@ -24,13 +24,13 @@ class WriteBehind:
 
     Parameters
     ----------
-    depth : int
-        Files that may be under way.
+    depth : int, optional
+        Bytes that may be under way; default: `DEPTH_BYTES`.
     """
 
-    def __init__(self, depth: int = DEPTH) -> None:
-        self._depth = depth
-        self._under_way: deque[str] = deque()
+    def __init__(self, depth: int | None = None) -> None:
+        self._depth, self._bytes = DEPTH_BYTES if depth is None else depth, 0
+        self._under_way: deque[tuple[str, int]] = deque()
         self._lock = threading.Lock()
 
     def add(self, path: str, nbytes: int) -> None:
@@ -43,10 +43,15 @@ class WriteBehind:
         """
         if nbytes < MIN_BYTES or not hasattr(os, "posix_fadvise"):
             return
+        arrived = []
         with self._lock:
-            self._under_way.append(path)
-            oldest = self._under_way.popleft() if len(self._under_way) > self._depth else None
-        if oldest is not None:
+            self._under_way.append((path, nbytes))
+            self._bytes += nbytes
+            while self._bytes > self._depth:
+                oldest, size = self._under_way.popleft()
+                self._bytes -= size
+                arrived.append(oldest)
+        for oldest in arrived:
             settle(oldest)
 
 

@@ -16,7 +16,8 @@ import zarr
 
 from dbksvd_dask.errors import InputError, JobError, StoreError
 from dbksvd_dask.store import atomic, remote
-from dbksvd_dask.store.checksums import bytes_of, crc32c, file_crc, file_equals, same_bytes
+from dbksvd_dask.store.checksums import crc32c, file_crc, same_bytes
+from dbksvd_dask.store.chunk_file import ReadBackError, write_chunk_file
 from dbksvd_dask.store.dtypes import stored_dtype
 from dbksvd_dask.store.layout import PARTS, Aligned, StorePlan, check_same, create_group, make_plan
 from dbksvd_dask.store.remote import PathLike
@@ -104,14 +105,13 @@ class ActivationWriter:
         self._check_chunk(i, given)
         checksums = []
         for name in self._names():
-            block = np.ascontiguousarray(given[name])
-            checksums.append(crc32c(block))
-            self._write_block(name, i, block)
-            if verify and not self._reads_back(name, i, block):
+            try:
+                checksums.append(self._write_block(name, i, np.ascontiguousarray(given[name]), verify))
+            except ReadBackError as error:
                 raise JobError(
                     f"chunk {i} of `{name}` in {self.work} does not read back as it was written; "
                     "is the disk failing?"
-                )
+                ) from error
         self._ledger.mark(i, {"rows": len(rows), "crc32c": checksums})
         if self._direct:
             for name in self._names():
@@ -215,27 +215,24 @@ class ActivationWriter:
                     f"got {block.dtype} of shape {block.shape}"
                 )
 
-    def _write_block(self, name: str, i: int, block: npt.NDArray[Any]) -> None:
+    def _write_block(self, name: str, i: int, block: npt.NDArray[Any], verify: bool) -> int:
+        """Write one array of a chunk; return the checksum of its rows."""
         array = self._arrays[name]
         if self._direct:
             pad = (self.chunk_rows - len(block)) * (block.nbytes // len(block))
             # the scratch file of a killed run must not stay behind in the published store
-            atomic.write_bytes(self._chunk_file(name, i), block, bytes(pad), folder=self._parts, durable=False)
-            return
+            file, content = self._chunk_file(name, i), block.reshape(-1).view(np.uint8)
+            return write_chunk_file(file, content, pad, folder=self._parts, verify=verify)
         start = i * self.chunk_rows
         if start + len(block) > array.shape[0]:
             array.resize((start + len(block), *block.shape[1:]))
         array[start : start + len(block)] = block
-
-    def _reads_back(self, name: str, i: int, block: npt.NDArray[Any]) -> bool:
-        if self._direct:
-            # compared piece by piece: cheaper than another checksum, and exact
-            return file_equals(self._chunk_file(name, i), bytes_of(block))
-        start = i * self.chunk_rows
-        found = np.ascontiguousarray(np.asarray(self._arrays[name][start : start + len(block)]))
-        return found.shape == block.shape and same_bytes(
-            np.frombuffer(bytes_of(found), np.uint8), np.frombuffer(bytes_of(block), np.uint8)
-        )
+        if verify:
+            found = np.ascontiguousarray(np.asarray(array[start : start + len(block)]))
+            both = [a.reshape(-1).view(np.uint8) for a in (found, block)]
+            if found.shape != block.shape or not same_bytes(*both):
+                raise ReadBackError(f"chunk {i} of {name} does not read back as it was written")
+        return crc32c(block)
 
     def _chunk_file(self, name: str, i: int) -> str:
         array = self._arrays[name]
