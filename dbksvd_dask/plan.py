@@ -170,8 +170,7 @@ def growth_step(sizes: Sequence[int], iteration: int) -> GrowthStep:
     return GrowthStep(stage, sizes[stage])
 
 
-# Atoms that are offered first when the frequent ones come before the rare ones, and the step from there. Doubling
-# the end instead cost .006 of the true features on the small SynthSAEBench model, quadrupling it .016.
+# Atoms that staged encoding offers first of a dictionary that is sorted by use, and the step from there.
 FIRST_OFFERED = 4
 OFFERED_FACTOR = math.sqrt(2)
 
