@@ -37,13 +37,16 @@ def nonfinite_rows(rows: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.intp]:
     """
     exponent: Any = _EXPONENT[dtype]
     bits = rows.view(exponent.dtype)
+    signed = bits.view(f"i{exponent.itemsize}")
+    negative = int(exponent) | 1 << 8 * exponent.itemsize - 1
     step = _blocks(rows).step
     found = []
     for start in _blocks(rows):
-        # np.isfinite is several times slower on float16, and does not know bfloat16
-        block = bits[start : start + step] & exponent
-        if block.max(initial=0) == exponent:
-            found.append(start + np.flatnonzero((block == exponent).any(axis=1)))
+        # As integers, what is not finite is the largest of its sign: two searches for a maximum, and no copy.
+        # np.isfinite is several times slower on float16, and does not know bfloat16.
+        part = slice(start, start + step)
+        if signed[part].max(initial=0) >= int(exponent) or bits[part].max(initial=0) >= negative:
+            found.append(start + np.flatnonzero(((bits[part] & exponent) == exponent).any(axis=1)))
     return np.concatenate(found) if found else np.empty(0, np.intp)
 
 
