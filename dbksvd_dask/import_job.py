@@ -15,10 +15,12 @@ from dbksvd_dask.errors import InputError, MismatchError
 from dbksvd_dask.events import Callback, JobProgress, emit
 from dbksvd_dask.importers import Collection, Hints
 from dbksvd_dask.importers.selection import Rules, Selection
+from dbksvd_dask.importers.spans import Span, SpanReader
 from dbksvd_dask.importers.values import nonfinite_rows
 from dbksvd_dask.job_tools import Buffers, begin_or_go_on, run_bounded
 from dbksvd_dask.store import atomic, remote
 from dbksvd_dask.store.activations import ActivationWriter, Aligned, create_activations, default_chunk_rows
+from dbksvd_dask.store.chunk_file import Rows, Stream
 from dbksvd_dask.store.dtypes import stored_dtype
 from dbksvd_dask.store.remote import PathLike
 from dbksvd_dask.store.writer import require_free, require_room
@@ -29,7 +31,9 @@ LISTED_FILES = 100
 # a thread that stores waits for the disk now and then: three keep two cores busy
 STORE_THREADS = 3
 
-Loaded = tuple[npt.NDArray[Any], dict[str, npt.NDArray[Any]]]
+# the rows, or where they lie, and what is aligned to them
+Loaded = tuple[npt.NDArray[Any] | list[Span], dict[str, npt.NDArray[Any]]]
+Ranges = list[tuple[int, int, npt.NDArray[np.bool_] | None]]
 
 
 @dataclass(frozen=True)
@@ -218,19 +222,32 @@ class ImportJob:
     def _load(self, i: int) -> Loaded:
         start = i * self.chunk_rows
         stop = min(start + self.chunk_rows, self.selection.n_kept)
-        rows = self._buffers.take((stop - start, self.rows.n_features), stored_dtype(self.rows.dtype))
+        ranges = self.selection.source_ranges(start, stop)
         beside: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in self._aligned()}
+        for low, high, keep in ranges:
+            for name, part in self._load_aligned(low, high).items():
+                beside[name].append(part if keep is None else part[keep])
+        aligned = {name: np.concatenate(parts) for name, parts in beside.items()}
+        return self._spans(ranges) or self._load_rows(stop - start, ranges), aligned
+
+    def _spans(self, ranges: Ranges) -> list[Span] | None:
+        """Return where the rows lie as plain bytes, when all do and none is left out; nothing is read yet."""
+        if any(keep is not None for _, _, keep in ranges):
+            return None
+        found = [self.rows.spans(low, high) for low, high, _ in ranges]
+        return None if None in found else [span for spans in found for span in spans or ()]
+
+    def _load_rows(self, n: int, ranges: Ranges) -> npt.NDArray[Any]:
+        rows = self._buffers.take((n, self.rows.n_features), stored_dtype(self.rows.dtype))
         done = 0
-        for low, high, keep in self.selection.source_ranges(start, stop):
+        for low, high, keep in ranges:
             n = high - low if keep is None else int(keep.sum())
             if keep is None:
                 self.rows.read(low, high, rows[done : done + n])
             else:
                 np.compress(keep, self.rows.read(low, high), axis=0, out=rows[done : done + n])
-            for name, part in self._load_aligned(low, high).items():
-                beside[name].append(part if keep is None else part[keep])
             done += n
-        return rows, {name: np.concatenate(parts) for name, parts in beside.items()}
+        return rows
 
     def _load_aligned(self, low: int, high: int) -> dict[str, npt.NDArray[Any]]:
         found = {name.replace(".", "_"): self.rows.read_aligned(name, low, high) for name in self._kept_arrays}
@@ -239,17 +256,29 @@ class ImportJob:
         return found
 
     def _store(self, i: int, loaded: Loaded) -> None:
+        content, aligned = loaded
+        if isinstance(content, np.ndarray):
+            self._write(i, content, aligned)
+            self._buffers.give(content)
+            return
+        n = min(self.chunk_rows, self.selection.n_kept - i * self.chunk_rows)
+        with SpanReader(content) as reader:
+            shape = (n, self.rows.n_features)
+            self._write(i, Stream(shape, stored_dtype(self.rows.dtype), reader.fill), aligned)
+
+    def _write(self, i: int, rows: Rows, aligned: dict[str, npt.NDArray[Any]]) -> None:
         assert self._writer is not None
-        rows, aligned = loaded
-        if self.rules.nonfinite == "error":
-            bad = nonfinite_rows(rows, self.rows.dtype)
+
+        def check(first: int, piece: npt.NDArray[Any]) -> None:
+            bad = nonfinite_rows(piece, self.rows.dtype)
             if len(bad):
                 raise InputError(
-                    f"{self._locate(i * self.chunk_rows + int(bad[0]))} holds a value that is NaN or infinite; "
-                    "leave such rows out with --nonfinite drop, or import them with --nonfinite keep"
+                    f"{self._locate(i * self.chunk_rows + first + int(bad[0]))} holds a value that is NaN or "
+                    "infinite; leave such rows out with --nonfinite drop, or import them with --nonfinite keep"
                 )
-        self._writer.write_chunk(i, rows, aligned, verify=self.verify)
-        self._buffers.give(rows)
+
+        on_rows = check if self.rules.nonfinite == "error" else None
+        self._writer.write_chunk(i, rows, aligned, verify=self.verify, on_rows=on_rows)
 
     def _locate(self, kept_row: int) -> str:
         low, _, keep = self.selection.source_ranges(kept_row, kept_row + 1)[0]

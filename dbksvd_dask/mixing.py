@@ -7,7 +7,7 @@ store in the order of its documents easily has several hundred, below 1 the batc
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -112,6 +112,48 @@ class BatchMeans:
         for part in sums:
             out.merge(part)
         return out
+
+
+class MixingSample:
+    """The chosen features of rows that come piece by piece, from which the sums over batches follow.
+
+    Parameters
+    ----------
+    n_rows : int
+        How many rows will come.
+    columns : list of slice
+        The features, as chosen by `choose_columns`.
+    dtype : dtype
+        Of the rows.
+    """
+
+    def __init__(self, n_rows: int, columns: list[slice], dtype: npt.DTypeLike) -> None:
+        self._columns = columns
+        self._rows = np.empty((n_rows, sum(run.stop - run.start for run in columns)), dtype)
+
+    def see(self, first: int, rows: npt.NDArray[Any]) -> None:
+        """Take note of the rows from `first` on."""
+        self._rows[first : first + len(rows)] = pick_columns(rows, self._columns)
+
+    def means(
+        self, chunk_rows: int, batch_rows: int, widen: Callable[[npt.NDArray[Any]], npt.NDArray[Any]] | None = None
+    ) -> BatchMeans:
+        """Return the sums over batches, none of which reaches from one chunk into the next.
+
+        Parameters
+        ----------
+        chunk_rows, batch_rows : int
+            Rows of a chunk and of a batch.
+        widen : callable, optional
+            Makes numbers of the rows, when their dtype are only bits.
+        """
+        means = BatchMeans(self._rows.shape[1])
+        for chunk in range(0, len(self._rows), chunk_rows):
+            part = self._rows[chunk : chunk + chunk_rows]
+            wide = part if widen is None else widen(part)
+            for start in range(0, len(wide), batch_rows):
+                means.add(wide[start : start + batch_rows])
+        return means
 
 
 def batch_rows(n_samples: int, chunk_rows: int) -> int:

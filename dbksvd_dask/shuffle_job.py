@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -15,7 +16,7 @@ import zarr
 from dbksvd_dask.errors import InputError, MismatchError, StoreError
 from dbksvd_dask.events import Callback, JobProgress, emit
 from dbksvd_dask.job_tools import Buffers, begin_or_go_on, run_bounded
-from dbksvd_dask.mixing import BatchMeans, batch_rows, choose_columns, pick_columns
+from dbksvd_dask.mixing import BatchMeans, MixingSample, batch_rows, choose_columns
 from dbksvd_dask.shuffle_files import read_at, scratch_folder, write_permuted
 from dbksvd_dask.shuffle_pick import ChunkPicker, may_pick
 from dbksvd_dask.shuffle_plan import plan_shuffle
@@ -29,6 +30,7 @@ from dbksvd_dask.store.activations import (
     open_rows,
 )
 from dbksvd_dask.store.checksums import file_crc
+from dbksvd_dask.store.chunk_file import Stream, piece_rows
 from dbksvd_dask.store.dtypes import BFLOAT16, widen_bfloat16
 from dbksvd_dask.store.pick import in_file_cache
 from dbksvd_dask.store.remote import PathLike
@@ -266,21 +268,24 @@ class ShuffleJob:
         for name, rows in arrays.items():
             with atomic.staged(self._block_file(block, name), durable=False) as scratch:
                 crcs[name] = write_permuted(str(scratch), rows, order)
-        means = self._batch_means(arrays[MAIN])
+        sample = self._sample(len(order))
+        sample.see(0, arrays[MAIN])
         self._give(arrays)
-        self._blocks.mark(block, {"crc32c": crcs, "means": means.to_json()})
+        self._blocks.mark(block, {"crc32c": crcs, "means": self._means_of(sample)})
         self._laid.add(block)
 
     def _survey_block(self, block: int, _: int) -> None:
-        """Note the batch means of a block, chunk by chunk: little memory, which stays in the processor's cache."""
+        """Note the batch means of a block, piece by piece: little memory, which stays in the processor's cache."""
         first, stop = self.plan.bounds(block)
-        means = BatchMeans(sum(run.stop - run.start for run in self._columns))
-        for start in range(first, stop, self.plan.chunk_rows):
-            end = min(start + self.plan.chunk_rows, stop)
-            rows = self._buffers.take((end - start, self.reader.n_features), self.reader.stored)
-            self._add_means(means, self.reader.read_stored(start, end, rows))
-            self._buffers.give(rows)
-        self._blocks.mark(block, {"means": means.to_json()})
+        row_bytes = self.reader.n_features * self.reader.stored.itemsize
+        # what has to be decoded comes as whole chunks
+        step = piece_rows(row_bytes) if self.one_pass else self.plan.chunk_rows
+        buffer = np.empty((min(step, stop - first), self.reader.n_features), self.reader.stored)
+        sample = self._sample(stop - first)
+        for start in range(first, stop, step):
+            end = min(start + step, stop)
+            sample.see(start - first, self.reader.read_stored(start, end, buffer[: end - start]))
+        self._blocks.mark(block, {"means": self._means_of(sample)})
 
     # -- pass 2 ----------------------------------------
 
@@ -308,14 +313,16 @@ class ShuffleJob:
         return len(missing)
 
     def _pick_chunks(self, missing: list[int], on_done: Callable[[int], None]) -> None:
-        picker = ChunkPicker(self.plan, self.counts, self.reader, self._aligned, self._buffers)
+        picker = ChunkPicker(self.plan, self.counts, self.reader, self._aligned)
 
         def store(chunk: int, sources: npt.NDArray[np.int64]) -> None:
-            picked = picker.pick(sources, MAIN)
-            self._store_chunk(chunk, picked)
-            self._give(picked)
+            def fill(first: int, rows: npt.NDArray[Any]) -> None:
+                picker.fill(sources[first : first + len(rows)], rows)
 
-        run_bounded(missing, picker.sources, store, on_done, PICK_THREADS)
+            self._store_chunk(chunk, len(sources), fill, picker.aligned(sources))
+
+        with contextlib.closing(picker):
+            run_bounded(missing, picker.sources, store, on_done, PICK_THREADS)
 
     def _permute_buckets(self, buckets: list[int], missing: set[int], on_done: Callable[[int], None]) -> None:
         def store(bucket: int, arrays: Arrays) -> None:
@@ -340,29 +347,34 @@ class ShuffleJob:
     def _store_bucket(self, bucket: int, arrays: Arrays, missing: set[int], order: npt.NDArray[np.int64]) -> None:
         """Write the chunks of a bucket that are missing, its rows in `order`."""
         start, stop = self.plan.bounds(bucket)
-        for first in range(start, stop, self.plan.chunk_rows):
-            chunk, part = first // self.plan.chunk_rows, slice(first - start, first - start + self.plan.chunk_rows)
+        for low in range(start, stop, self.plan.chunk_rows):
+            chunk, part = low // self.plan.chunk_rows, order[low - start : low - start + self.plan.chunk_rows]
             if chunk not in missing:
                 continue
-            taken = self._take(arrays, order[part])
-            self._store_chunk(chunk, taken)
-            self._give(taken)
+
+            def fill(first: int, rows: npt.NDArray[Any], part: npt.NDArray[np.int64] = part) -> None:
+                # the order is a permutation: "clip" only spares the checked copy that "raise" makes
+                np.take(arrays[MAIN], part[first : first + len(rows)], axis=0, out=rows, mode="clip")
+
+            beside = {name: rows[part] for name, rows in arrays.items() if name != MAIN}
+            self._store_chunk(chunk, len(part), fill, beside)
         self._give(arrays)
 
-    def _take(self, arrays: Arrays, order: npt.NDArray[np.int64]) -> Arrays:
-        taken = {}
-        for name, rows in arrays.items():
-            out = self._buffers.take((len(order), rows.shape[1]), rows.dtype)
-            # the order is a permutation: "clip" only spares the checked copy that "raise" makes
-            taken[name] = np.take(rows, order, axis=0, out=out, mode="clip")
-        return taken
-
-    def _store_chunk(self, chunk: int, arrays: Arrays) -> None:
+    def _store_chunk(
+        self, chunk: int, n_rows: int, fill: Callable[[int, npt.NDArray[Any]], None], aligned: Arrays
+    ) -> None:
         assert self._writer is not None
-        # before the chunk, so that a chunk that counts as written always has its sums
-        self._means.mark(chunk, self._batch_means(arrays[MAIN]).to_json())
-        shaped = {n: rows.reshape(len(rows), *self.readers[n].row_shape) for n, rows in arrays.items()}
-        self._writer.write_chunk(chunk, shaped.pop(MAIN), shaped, verify=self.verify)
+        sample = self._sample(n_rows)
+        shaped = {n: rows.reshape(n_rows, *self.readers[n].row_shape) for n, rows in aligned.items()}
+        self._writer.write_chunk(
+            chunk,
+            Stream((n_rows, self.reader.n_features), self.reader.stored, fill),
+            shaped,
+            verify=self.verify,
+            on_rows=sample.see,
+            # a chunk that counts as written always has its sums
+            before_done=lambda: self._means.mark(chunk, self._means_of(sample)),
+        )
 
     def _give(self, arrays: Arrays) -> None:
         for rows in arrays.values():
@@ -386,18 +398,12 @@ class ShuffleJob:
         remote.remove(self.scratch)
         return figures
 
-    def _batch_means(self, rows: npt.NDArray[Any]) -> BatchMeans:
-        means = BatchMeans(sum(run.stop - run.start for run in self._columns))
-        for chunk in range(0, len(rows), self.plan.chunk_rows):
-            self._add_means(means, rows[chunk : chunk + self.plan.chunk_rows])
-        return means
+    def _sample(self, n_rows: int) -> MixingSample:
+        return MixingSample(n_rows, self._columns, self.reader.stored)
 
-    def _add_means(self, means: BatchMeans, rows: npt.NDArray[Any]) -> None:
-        """Count the batches of one chunk."""
-        part = pick_columns(rows, self._columns)
-        wide = widen_bfloat16(part) if self.reader.bfloat16 else part
-        for start in range(0, len(wide), self._batch_rows):
-            means.add(wide[start : start + self._batch_rows])
+    def _means_of(self, sample: MixingSample) -> dict[str, Any]:
+        widen = widen_bfloat16 if self.reader.bfloat16 else None
+        return sample.means(self.plan.chunk_rows, self._batch_rows, widen).to_json()
 
     def _progress(self, job: str, done: int, total: int, unit: str) -> None:
         emit(self.callbacks, JobProgress(job, done, total, unit))

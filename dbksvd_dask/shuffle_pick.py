@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dbksvd_dask.job_tools import Buffers
 from dbksvd_dask.shuffle_plan import ShufflePlan, fits_one_pass
-from dbksvd_dask.store.pick import can_pick, memory_for_files, pick_rows
+from dbksvd_dask.store.pick import RowPicker, can_pick, memory_for_files
 from dbksvd_dask.store.rows import RowReader
 
 
@@ -22,7 +21,7 @@ def may_pick(main: RowReader, aligned: Mapping[str, RowReader]) -> bool:
 
 
 class ChunkPicker:
-    """Gives the rows of any chunk in the order of the result.
+    """Gives the rows of any chunk in the order of the result; `close` it.
 
     Holds the order of every block and the aligned arrays in memory; `fits_one_pass` keeps both small.
 
@@ -36,8 +35,6 @@ class ChunkPicker:
         The rows, in local uncompressed files.
     aligned : dict of RowReader
         What is aligned to them.
-    buffers : Buffers
-        Where memory for the rows comes from.
     """
 
     def __init__(
@@ -46,13 +43,12 @@ class ChunkPicker:
         counts: npt.NDArray[np.int64],
         main: RowReader,
         aligned: Mapping[str, RowReader],
-        buffers: Buffers,
     ) -> None:
-        self._plan, self._counts, self._main, self._buffers = plan, counts, main, buffers
+        self._plan, self._counts = plan, counts
         self._orders = [plan.block_order(block).astype(np.int32) for block in range(plan.n_blocks)]
         self._aligned = {name: reader.read_stored(0, reader.n_samples) for name, reader in aligned.items()}
-
         self._bucket, self._of_bucket = -1, np.empty(0, np.int64)
+        self._main = RowPicker(main)
 
     def sources(self, chunk: int) -> npt.NDArray[np.int64]:
         """Return which row of the source each row of a chunk is; from one thread."""
@@ -63,12 +59,14 @@ class ChunkPicker:
         start = first - self._plan.bounds(bucket)[0]
         return self._of_bucket[start : start + self._plan.chunk_rows]
 
-    def pick(self, sources: npt.NDArray[np.int64], main_name: str) -> dict[str, npt.NDArray[Any]]:
-        """Return those rows, under `main_name`, and what is aligned to them; from any thread. Give them back."""
-        rows = self._buffers.take((len(sources), self._main.n_features), self._main.stored)
-        pick_rows(self._main, sources, rows)
-        picked = {main_name: rows}
-        for name, whole in self._aligned.items():
-            out = self._buffers.take((len(sources), whole.shape[1]), whole.dtype)
-            picked[name] = np.take(whole, sources, axis=0, out=out, mode="clip")
-        return picked
+    def fill(self, sources: npt.NDArray[np.int64], rows: npt.NDArray[Any]) -> None:
+        """Put those rows of the source into an array of shape (len(sources), n_features); from any thread."""
+        self._main.pick(sources, rows)
+
+    def aligned(self, sources: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
+        """Return what is aligned to those rows; from any thread."""
+        return {name: whole[sources] for name, whole in self._aligned.items()}
+
+    def close(self) -> None:
+        """Close the files of the source."""
+        self._main.close()

@@ -1,9 +1,9 @@
 """Kill a job with SIGKILL at each of its writes in turn, run it again, and tell what that took.
 
-    python -m tests.kill_sweep import|shuffle|shuffle11|shuffle12|shuffle21 FOLDER [EVERY]
+    python -m tests.kill_sweep import|import-all|shuffle|shuffle11|shuffle12|shuffle21 FOLDER [EVERY]
 
-shuffle12 is a shuffle that is killed while it takes one pass and goes on in two, and so on. With EVERY only every
-so many-th write is the last.
+import leaves rows out by a rule, import-all none. shuffle12 is a shuffle that is killed while it takes one pass
+and goes on in two, and so on. With EVERY only every so many-th write is the last.
 
 Prints a JSON list, one entry per point of the kill: whether the process died there, how many parts the second run
 found done and did itself, and whether the result is the same, byte for byte, as that of an undisturbed run.
@@ -35,6 +35,10 @@ def run_import(folder):
     )
 
 
+def run_import_all(folder):
+    return import_activations(f"{folder}/acts_*.npy", f"{folder}/store", chunk_rows=8)
+
+
 def run_shuffle(folder):
     return shuffle_activations(f"{folder}/source", f"{folder}/store", seed=3, block_bytes=16 * 28, chunk_rows=8)
 
@@ -47,7 +51,7 @@ def choose_passes(n):
 
 def prepare(job, folder):
     rows = ordered_rows(60, 6)
-    if job == "import":
+    if job.startswith("import"):
         np.save(f"{folder}/acts_1.npy", rows[:25])
         np.save(f"{folder}/acts_2.npy", rows[25:])
     else:
@@ -96,7 +100,7 @@ def parts_done(folder):
 
 
 def sweep(job, folder, every=1):
-    run = {"import": run_import, "shuffle": run_shuffle}[job.rstrip("12")]
+    run = {"import": run_import, "import-all": run_import_all, "shuffle": run_shuffle}[job.rstrip("12")]
     first, second = map(int, job[-2:]) if job[-1].isdigit() else (2, 2)
     os.fsync = lambda fd: None  # shows nothing here: the machine stays up
     write_behind.MIN_BYTES, write_behind.DEPTH_BYTES = 0, 300  # the chunks here are tiny
@@ -137,7 +141,7 @@ def complete(folder):
 
 if __name__ == "__main__":
     # compiled code is loaded once, not in every child
-    read_each(0, 1, np.empty(0, np.int64), np.empty(0, np.int64), 0)
+    read_each(np.empty(0, np.int32), 1, 1, np.empty(0, np.int64), 0)
 
     prepare_in_child = in_child(lambda: prepare(sys.argv[1], sys.argv[2]))
     assert prepare_in_child[0] == 0

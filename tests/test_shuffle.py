@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dbksvd_dask.errors import InputError, MismatchError, StoreError
-from dbksvd_dask.mixing import BatchMeans, batch_rows, choose_columns, pick_columns
+from dbksvd_dask.mixing import BatchMeans, MixingSample, batch_rows, choose_columns, pick_columns
 from dbksvd_dask.shuffle_job import ShuffleJob, shuffle_activations
 from dbksvd_dask.shuffle_plan import ShufflePlan, default_block_bytes, plan_shuffle, spread
 from dbksvd_dask.store.activations import Aligned, open_activations, open_rows
@@ -98,6 +98,21 @@ def test_few_features_are_looked_at(n_features):
     columns = pick_columns(every, choose_columns(n_features))[0]
     assert len(columns) == min(n_features, 16)
     assert len(set(columns.tolist())) == len(columns)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 90), st.integers(1, 40), st.integers(1, 40), st.integers(1, 40))
+def test_rows_that_come_in_pieces_give_the_sums_of_whole_batches(n_rows, chunk_rows, batch, step):
+    rows = ordered_rows(n_rows, 20)
+    sample = MixingSample(n_rows, choose_columns(20), rows.dtype)
+    for first in range(0, n_rows, step):
+        sample.see(first, rows[first : first + step])
+    expected = BatchMeans(16)
+    for low in range(0, n_rows, chunk_rows):
+        chunk = 2 * rows[low : low + chunk_rows, :16]
+        for start in range(0, len(chunk), batch):
+            expected.add(chunk[start : start + batch])
+    assert sample.means(chunk_rows, batch, lambda part: 2 * part).to_json() == expected.to_json()
 
 
 # the job

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import resource
 import subprocess
 import sys
 
@@ -18,7 +20,7 @@ from dbksvd_dask.events import JobProgress
 from dbksvd_dask.shuffle_job import ShuffleJob, shuffle_activations
 from dbksvd_dask.shuffle_plan import ShufflePlan
 from dbksvd_dask.store.activations import open_rows
-from dbksvd_dask.store.pick import can_pick, in_file_cache, memory_for_files, pick_rows
+from dbksvd_dask.store.pick import RowPicker, can_pick, files_to_open, in_file_cache, memory_for_files
 from dbksvd_dask.store.write_behind import settle
 from tests.import_patterns import pattern
 from tests.naive_mixing import shuffled_order
@@ -92,7 +94,8 @@ def test_picked_rows_are_those_asked_for(n, tmp_path, rng):
     reader = open_rows(make_store(tmp_path / "s", bits, 8, dtype="bfloat16"))
     rows = rng.integers(0, 50, n)
     out = np.zeros((n, 33), np.uint16)
-    pick_rows(reader, rows, out)
+    with contextlib.closing(RowPicker(reader)) as picker:
+        picker.pick(rows, out)
     np.testing.assert_array_equal(out, bits[rows])
 
 
@@ -101,16 +104,36 @@ def test_only_plain_local_files_are_picked_from(tmp_path, store):
     assert not can_pick(open_rows(make_store(tmp_path / "z", ordered_rows(40, 6), compressor="zstd")))
 
 
+def test_more_files_than_may_be_open_are_not_picked_from(store, monkeypatch):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert files_to_open() == limits[0] // 2
+    for files, picked in ((16, True), (15, False)):  # of the 16 chunks of the store
+        resource.setrlimit(resource.RLIMIT_NOFILE, (2 * files, limits[1]))
+        try:
+            found = can_pick(open_rows(store))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert found == picked
+
+
 def test_rows_that_cannot_be_read_are_refused(store, tmp_path):
     reader = open_rows(store)
-    rows, out = np.array([0, 200]), np.zeros((2, 300), np.float32)
+    files = len(os.listdir("/proc/self/fd"))
     file = tmp_path / "source" / "activations" / "c.3.0"
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(StoreError, match=r"chunk 3 of .* \(rows 192 to 255\) has 76799 bytes instead of 76800"):
-        pick_rows(reader, rows, out)
+        RowPicker(reader)
     file.unlink()
     with pytest.raises(StoreError, match=r"chunk 3 of .* is missing"):
-        pick_rows(reader, rows, out)
+        RowPicker(reader)
+    assert len(os.listdir("/proc/self/fd")) == files
+
+
+def test_row_that_ends_early_is_refused(store, tmp_path):
+    with contextlib.closing(RowPicker(open_rows(store))) as picker:
+        os.truncate(tmp_path / "source" / "activations" / "c.3.0", 8 * 1200 + 1199)  # row 200 lacks a byte
+        with pytest.raises(StoreError, match=r"row 200 of .* cannot be read"):
+            picker.pick(np.array([0, 199, 200]), np.zeros((3, 300), np.float32))
 
 
 @pytest.mark.skipif(not hasattr(os, "RWF_NOWAIT"), reason="this system does not tell what lies in memory")

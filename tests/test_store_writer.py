@@ -20,6 +20,7 @@ from dbksvd_dask.store.activations import (
     open_writer,
 )
 from dbksvd_dask.store.checksums import crc32c
+from dbksvd_dask.store.chunk_file import Stream
 from dbksvd_dask.store.verify import verify_store
 from tests.import_patterns import values
 from tests.store_helpers import make_store, skip_fsync, tree
@@ -184,13 +185,64 @@ def test_compressed_chunk_that_does_not_read_back_does_not_count_as_written(tmp_
     assert writer.missing() == [0, 1, 2]
 
 
-@pytest.mark.parametrize("n_bytes", [0, 1, 7, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 3 << 20])
-def test_chunk_file_holds_the_bytes_and_returns_their_checksum(n_bytes, tmp_path, rng):
+PIECE = chunk_file.PIECE_BYTES
+
+
+@pytest.mark.parametrize("n_bytes", [0, 1, 7, PIECE // 2 - 1, PIECE // 2, PIECE + 1, 3 * PIECE])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_chunk_file_holds_the_bytes_and_returns_their_checksum(streamed, n_bytes, tmp_path, rng):
     content = rng.integers(0, 256, n_bytes, np.uint8)
-    crc = chunk_file.write_chunk_file(str(tmp_path / "c"), content, 5, folder=str(tmp_path))
+    rows = as_stream(content) if streamed else content
+    crc = chunk_file.write_chunk_file(str(tmp_path / "c"), rows, 5, folder=str(tmp_path))
     assert (tmp_path / "c").read_bytes() == content.tobytes() + bytes(5)
     assert crc == crc32c(content)
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
+
+
+def as_stream(rows):
+    def fill(first, out):
+        out[...] = rows[first : first + len(out)]
+
+    return Stream(rows.shape, rows.dtype, fill)
+
+
+@pytest.mark.parametrize("row_bytes", [1, 2, 1536, PIECE, 3 * PIECE])
+def test_pieces_are_whole_rows_and_stay_in_the_cache(row_bytes):
+    rows = chunk_file.piece_rows(row_bytes)
+    assert rows == 1 or rows * row_bytes <= PIECE < 2 * rows * row_bytes
+    assert rows & (rows - 1) == 0
+
+
+@pytest.mark.parametrize("compressor", [None, "zstd"])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_rows_are_shown_in_order_before_the_chunk_counts_as_done(streamed, compressor, tmp_path, monkeypatch):
+    monkeypatch.setattr(chunk_file, "PIECE_BYTES", 3 * 12)  # two rows of 12 bytes, not three
+    writer = begin(tmp_path / "s", compressor=compressor)
+    seen = []
+
+    def note():
+        assert writer.missing() == [0, 1, 2]
+        seen.append("done")
+
+    rows = as_stream(ROWS[8:16]) if streamed else ROWS[8:16]
+    writer.write_chunk(1, rows, on_rows=lambda first, part: seen.append((first, part.copy())), before_done=note)
+    assert writer.missing() == [0, 2]
+    assert seen.pop() == "done"
+    assert [first for first, _ in seen] == ([0] if compressor else [0, 2, 4, 6])
+    np.testing.assert_array_equal(np.concatenate([part for _, part in seen]), ROWS[8:16])
+
+
+@pytest.mark.parametrize("compressor", [None, "zstd"])
+def test_chunk_that_is_refused_while_it_is_written_leaves_nothing(compressor, tmp_path):
+    writer = begin(tmp_path / "s", compressor=compressor)
+
+    def refuse(first, rows):
+        raise InputError("no such rows")
+
+    with pytest.raises(InputError, match="no such rows"):
+        writer.write_chunk(1, as_stream(ROWS[8:16]), on_rows=refuse)
+    assert writer.missing() == [0, 1, 2]
+    assert not [path for path in (tmp_path / "s.partial").rglob("*") if "c.1" in path.name]
 
 
 @pytest.mark.parametrize("compressor", [None, "zstd"])

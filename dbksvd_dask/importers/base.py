@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dbksvd_dask.errors import InputError, StoreError
+from dbksvd_dask.importers.spans import Span, fill_from
 from dbksvd_dask.store.dtypes import BFLOAT16
 
 Array = npt.NDArray[Any]
@@ -88,6 +89,10 @@ class SourceFile(ABC):
         out[...] = rows
         return out
 
+    def span(self, name: str, start: int, stop: int) -> Span | None:
+        """Return where flattened rows [start, stop) lie as plain bytes; None when they have to be decoded."""
+        return None
+
     def close(self) -> None:  # noqa: B027 - most formats hold nothing open
         """Let go of whatever is open."""
 
@@ -123,21 +128,17 @@ class Region:
         out[...] = target
         return out
 
+    def span(self, start: int, stop: int) -> Span | None:
+        """Return where rows [start, stop) lie; None when their bytes are in another order than the machine's."""
+        if not self.dtype.isnative:
+            return None
+        return Span(self.path, self.offset + start * self.row_bytes, (stop - start) * self.row_bytes)
+
     def close(self) -> None:
         """Close the file; it opens again when needed."""
         if self._file is not None:
             self._file.close()
             self._file = None
-
-
-def fill_from(fd: int, offset: int, target: Array, path: str) -> None:
-    """Fill a C-contiguous array with the bytes of an open file from `offset` on."""
-    view = target.reshape(-1).view(np.uint8).data
-    while view:  # one call reads at most 2 GB
-        n = os.preadv(fd, [view], offset)
-        if n == 0:
-            raise StoreError(f"{path} is truncated: it ended at byte {offset}")
-        view, offset = view[n:], offset + n
 
 
 def forget_pages(mapped: mmap.mmap) -> None:
@@ -163,6 +164,10 @@ class RegionFile(SourceFile):
         """Read flattened rows [start, stop); any range starts at a known byte."""
         region = self._regions[name]
         return region.read(start, stop, region.shape[-1:], out)
+
+    def span(self, name: str, start: int, stop: int) -> Span | None:
+        """Return where flattened rows [start, stop) lie."""
+        return self._regions[name].span(start, stop)
 
     def close(self) -> None:
         """Close the regions."""

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.importers.base import Array, ArrayInfo, Hints, SourceFile
 from dbksvd_dask.importers.registry import find_files, open_file
+from dbksvd_dask.importers.spans import Span
 from dbksvd_dask.store import remote
 from dbksvd_dask.store.dtypes import stored_dtype
 from dbksvd_dask.store.remote import PathLike
@@ -193,6 +194,12 @@ class Collection:
             self._file(file).read_rows(str(self.array), first, last, target)
             done += last - first
         return out
+
+    def spans(self, start: int, stop: int) -> list[Span] | None:
+        """Return where rows [start, stop) of the main array lie as plain bytes; None when some need decoding."""
+        found = [self._file(f).span(str(self.array), a, b) for f, a, b in self.pieces(start, stop)]
+        spans = [span for span in found if span is not None]
+        return spans if len(spans) == len(found) else None
 
     def read_aligned(self, name: str, start: int, stop: int) -> Array:
         """Read the entries of an aligned array for rows [start, stop)."""

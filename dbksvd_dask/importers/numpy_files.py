@@ -22,6 +22,7 @@ from dbksvd_dask.importers.base import (
     forget_pages,
     numeric_name,
 )
+from dbksvd_dask.importers.spans import Span
 
 # one read of a compressed member; large enough to be quick, small against a chunk
 BLOCK_BYTES = 1 << 22
@@ -148,6 +149,10 @@ class NpzFile(SourceFile):
             region = self._regions[name]
             return region.read(start, stop, region.shape[-1:], out)
         return super().read_rows(name, start, stop, out)
+
+    def span(self, name: str, start: int, stop: int) -> Span | None:
+        """Return where flattened rows [start, stop) lie; None in a compressed member."""
+        return self._regions[name].span(start, stop) if name in self._regions else None
 
     def close(self) -> None:
         """Close the archive."""

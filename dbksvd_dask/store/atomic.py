@@ -40,13 +40,20 @@ def fsync_path(path: PathLike) -> None:
         os.close(fd)
 
 
-def start_writeback(fd: int) -> None:
+def start_writeback(fd: int, offset: int = 0, nbytes: int = 0) -> None:
     """Let the kernel begin to write a file to the disk, without waiting; where it cannot be told, do nothing.
 
     A file that is forced to the disk only later then costs little waiting.
+
+    Parameters
+    ----------
+    fd : int
+        The open file.
+    offset, nbytes : int
+        The part that is meant; 0 bytes: all from there on.
     """
     if _SYNC_FILE_RANGE is not None:
-        _SYNC_FILE_RANGE(fd, 0, 0, _SYNC_FILE_RANGE_WRITE)
+        _SYNC_FILE_RANGE(fd, offset, nbytes, _SYNC_FILE_RANGE_WRITE)
 
 
 def finish_writeback(fd: int) -> None:

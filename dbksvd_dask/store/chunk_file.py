@@ -1,11 +1,15 @@
-"""The file of one chunk: summed up, written and read back in pieces, while the processor's cache has the piece.
+"""The file of one chunk: made, summed up, written and read back in pieces, while the cache has the piece.
 
-One pass over memory instead of three: at the sizes of chunks each further one costs about 0.08 s/GB.
+One pass over memory instead of five: at the sizes of chunks each further one costs about 0.08 s/GB.
 """
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,51 +18,120 @@ from dbksvd_dask.store import atomic
 from dbksvd_dask.store.checksums import crc32c, same_bytes
 
 # in the processor's cache together with what is read back; smaller writes cost more in the kernel
-PIECE_BYTES = 1 << 20
+PIECE_BYTES = 3 << 18
+# the disk begins while the rest of a chunk is still to come; smaller steps cost more calls than they gain
+WRITEBACK_BYTES = 1 << 23
+
+Watch = Callable[[int, npt.NDArray[Any]], None]
 
 
 class ReadBackError(OSError):
     """A file does not read back as it was written."""
 
 
+@dataclass(frozen=True)
+class Stream:
+    """The rows of a chunk that are read as they are written, never all in memory.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        Rows first, as of an array.
+    dtype : dtype
+        As stored.
+    fill : callable
+        Given the first row and an array of shape (n, ...), puts the n rows from there on into it.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    fill: Callable[[int, npt.NDArray[Any]], None]
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return self.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all rows."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def whole(self) -> npt.NDArray[Any]:
+        """Read all rows at once."""
+        rows = np.empty(self.shape, self.dtype)
+        self.fill(0, rows)
+        return rows
+
+
+Rows = npt.NDArray[Any] | Stream
+
+
+def piece_rows(row_bytes: int) -> int:
+    """Return the rows of a piece: a power of two, so that pieces begin at multiples of a page where rows allow it.
+
+    >>> piece_rows(1536), piece_rows(4096), piece_rows(1 << 30)
+    (512, 128, 1)
+    """
+    return 1 << max(1, PIECE_BYTES // max(1, row_bytes)).bit_length() - 1
+
+
 def write_chunk_file(
-    path: str, content: npt.NDArray[np.uint8], pad: int = 0, *, folder: str, verify: bool = True
+    path: str, rows: Rows, pad: int = 0, *, folder: str, verify: bool = True, on_rows: Watch | None = None
 ) -> int:
-    """Write one file, whole or not at all; return the CRC-32C of its content.
+    """Write one file, whole or not at all; return the CRC-32C of its rows.
 
     Parameters
     ----------
     path : str
         The file, on a local disk.
-    content : ndarray of uint8, shape (n,)
-        Its bytes.
+    rows : C-contiguous ndarray, or Stream, of shape (n, ...)
+        Its content.
     pad : int
-        Zeros that follow; not part of the checksum.
+        Zero bytes that follow; not part of the checksum.
     folder : str
         Where the scratch file lies, on the same filesystem.
     verify : bool
         Read every piece back and compare it.
+    on_rows : callable, optional
+        Shown each piece before it is written, as (first row, rows).
 
     Raises
     ------
     ReadBackError
         When a piece does not read back; the file then does not get its name.
     """
-    crc = 0
-    buffer = np.empty(min(len(content), PIECE_BYTES), np.uint8)
+    crc, done, started = 0, 0, 0
+    step = max(1, min(len(rows), piece_rows(rows.nbytes // max(1, len(rows)))))
+    buffers = np.empty((2, step, *rows.shape[1:]), rows.dtype)
     with atomic.staged(path, folder, durable=False) as scratch, open(scratch, "w+b", buffering=0) as file:
-        for start in range(0, len(content), PIECE_BYTES):
-            piece = content[start : start + PIECE_BYTES]
-            crc = crc32c(piece, crc)
-            atomic.write_all(file, piece.data)
-            if verify and not _reads_back(file.fileno(), start, piece, buffer):
+        for first in range(0, len(rows), step):
+            piece = _piece(rows, first, buffers[0])
+            if on_rows is not None:
+                on_rows(first, piece)
+            content = piece.reshape(-1).view(np.uint8)
+            crc = crc32c(content, crc)
+            atomic.write_all(file, content.data)
+            if verify and not _reads_back(file.fileno(), done, content, buffers[1]):
                 raise ReadBackError(f"{path} does not read back as it was written")
+            done += len(content)
+            if done - started >= WRITEBACK_BYTES:
+                atomic.start_writeback(file.fileno(), started, done - started)
+                started = done
         atomic.write_all(file, memoryview(bytes(pad)))
-        atomic.start_writeback(file.fileno())
+        atomic.start_writeback(file.fileno(), started)
     return crc
 
 
-def _reads_back(fd: int, start: int, piece: npt.NDArray[np.uint8], buffer: npt.NDArray[np.uint8]) -> bool:
-    """Tell whether a file has `piece` at `start`."""
-    found = buffer[: len(piece)]
-    return os.preadv(fd, [found.data], start) == len(piece) and same_bytes(found, piece)
+def _piece(rows: Rows, first: int, buffer: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the rows from `first` on, as many as the buffer has room for."""
+    if isinstance(rows, np.ndarray):
+        return rows[first : first + len(buffer)]
+    piece = buffer[: len(rows) - first]
+    rows.fill(first, piece)
+    return piece
+
+
+def _reads_back(fd: int, start: int, content: npt.NDArray[np.uint8], buffer: npt.NDArray[Any]) -> bool:
+    """Tell whether a file has `content` at `start`."""
+    found = buffer.reshape(-1).view(np.uint8)[: len(content)]
+    return os.preadv(fd, [found.data], start) == len(content) and same_bytes(found, content)

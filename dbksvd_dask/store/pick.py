@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import sys
 from typing import Any
 
 import numpy as np
@@ -13,53 +13,67 @@ from dbksvd_dask.errors import StoreError
 from dbksvd_dask.store import remote
 from dbksvd_dask.store.rows import RowReader
 
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None  # type: ignore[assignment]
+
 _PAGE = 4096
 
 
-def pick_rows(reader: RowReader, rows: npt.NDArray[np.int64], out: npt.NDArray[Any]) -> None:
-    """Read rows in any order, one small read each, out of the files of a local uncompressed store.
+class RowPicker:
+    """Reads rows in any order, one small read each, out of the files of a local uncompressed store.
 
-    Not by a memory map: mapped pages count as memory of the process, and the promise is a bounded one.
+    Not by a memory map: mapped pages count as memory of the process, and the promise is a bounded one. All files
+    stay open until `close`.
 
     Parameters
     ----------
     reader : RowReader
-        The store; `raw` and not remote.
-    rows : ndarray of int64, shape (n,)
-        Which rows.
-    out : ndarray of shape (n, n_features), C-contiguous, of the dtype as stored
-        Where they go.
+        The store; see `can_pick`.
 
     Raises
     ------
     StoreError
-        When a chunk is missing or short.
+        When a chunk is missing or has another size than it should.
     """
-    from dbksvd_dask.store.small_reads import read_each  # numba: half a second that most jobs need not wait for
 
-    assert out.shape == (len(rows), reader.n_features)
-    assert out.flags.c_contiguous
-    places = np.argsort(rows)
-    ascending = rows[places]
-    row_bytes = reader.n_features * reader.stored.itemsize
-    for chunk, start, stop in _runs(ascending, reader.chunk_rows):
-        within = ascending[start:stop] - chunk * reader.chunk_rows
-        fd = reader.open_chunk(chunk)
+    def __init__(self, reader: RowReader) -> None:
+        self._reader = reader
+        self._fds = np.full(reader.n_chunks, -1, np.int32)
         try:
-            failed = read_each(fd, row_bytes, within, places[start:stop], out.ctypes.data)
-        finally:
-            os.close(fd)
+            for chunk in range(reader.n_chunks):
+                self._fds[chunk] = reader.open_chunk(chunk)
+        except BaseException:
+            self.close()
+            raise
+
+    def pick(self, rows: npt.NDArray[np.int64], out: npt.NDArray[Any]) -> None:
+        """Read rows; from any thread.
+
+        Parameters
+        ----------
+        rows : ndarray of int64, shape (n,)
+            Which rows.
+        out : ndarray of shape (n, n_features), C-contiguous, of the dtype as stored
+            Where they go.
+        """
+        # here: numba takes half a second, which most jobs need not wait for
+        from dbksvd_dask.store.small_reads import read_each
+
+        reader = self._reader
+        assert out.shape == (len(rows), reader.n_features)
+        assert out.flags.c_contiguous
+        row_bytes = reader.n_features * reader.stored.itemsize
+        failed = read_each(self._fds, reader.chunk_rows, row_bytes, rows, out.ctypes.data)
         if failed >= 0:
-            raise StoreError(
-                f"row {ascending[start + failed]} of {reader.path} cannot be read; is the disk failing?"
-            )
+            raise StoreError(f"row {rows[failed]} of {reader.path} cannot be read; is the disk failing?")
 
-
-def _runs(ascending: npt.NDArray[np.int64], chunk_rows: int) -> Iterator[tuple[int, int, int]]:
-    """Split ascending rows by chunk: (chunk, first index, index after the last)."""
-    chunks = np.unique(ascending // chunk_rows)
-    edges = np.searchsorted(ascending, chunks * chunk_rows)
-    return zip(chunks.tolist(), edges.tolist(), [*edges[1:].tolist(), len(ascending)], strict=True)
+    def close(self) -> None:
+        """Close the files."""
+        for fd in self._fds[self._fds >= 0].tolist():
+            os.close(fd)
+        self._fds[:] = -1
 
 
 def in_file_cache(reader: RowReader) -> bool:
@@ -85,10 +99,18 @@ def in_file_cache(reader: RowReader) -> bool:
 
 
 def can_pick(reader: RowReader) -> bool:
-    """Tell whether the rows of a store lie in local files as plain bytes, every chunk in a file."""
-    if not reader.raw or remote.is_remote(reader.path):
+    """Tell whether the rows of a store lie in local files as plain bytes, every chunk in a file, not too many."""
+    if not reader.raw or remote.is_remote(reader.path) or reader.n_chunks > files_to_open():
         return False
     return reader.complete or all(os.path.exists(reader.chunk_file(i)) for i in range(reader.n_chunks))
+
+
+def files_to_open() -> int:
+    """Return how many files may be kept open: half of what this process is allowed; 0 when unknown."""
+    if resource is None:
+        return 0
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if allowed == resource.RLIM_INFINITY else allowed // 2
 
 
 def memory_for_files() -> int:

@@ -1,4 +1,4 @@
-"""Many small reads of one file without the interpreter between them."""
+"""Many small reads of some files without the interpreter between them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ _pread: Any = types.ExternalFunction("pread", types.intp(types.intc, types.uintp
 
 
 @jit  # type: ignore[untyped-decorator]
-def read_each(fd: Any, row_bytes: Any, rows: Any, places: Any, target: Any) -> Any:
-    """Read some rows of a file, each to a place of its own in memory.
+def read_each(fds: Any, file_rows: Any, row_bytes: Any, rows: Any, target: Any) -> Any:
+    """Read some rows out of files that follow one another, one after the other into memory.
 
     Parameters
     ----------
-    fd : int
-        The open file.
+    fds : ndarray of int32, shape (n_files,)
+        The open files.
+    file_rows : int
+        Rows of a file.
     row_bytes : int
         Bytes of a row.
-    rows, places : ndarray of int64, shape (n,)
-        Row rows[i] of the file goes to row places[i] of the memory.
+    rows : ndarray of int64, shape (n,)
+        Which rows, counted over all files.
     target : int
-        Address of that memory.
+        Address of the memory.
 
     Returns
     -------
@@ -33,7 +35,9 @@ def read_each(fd: Any, row_bytes: Any, rows: Any, places: Any, target: Any) -> A
         Index of the first row that could not be read, or -1.
     """
     for i in range(len(rows)):
-        address = np.uintp(target + places[i] * row_bytes)
-        if _pread(np.int32(fd), address, np.uintp(row_bytes), rows[i] * row_bytes) != row_bytes:
+        file = rows[i] // file_rows
+        offset = (rows[i] - file * file_rows) * row_bytes
+        address = np.uintp(target + i * row_bytes)
+        if _pread(fds[file], address, np.uintp(row_bytes), offset) != row_bytes:
             return i
     return -1

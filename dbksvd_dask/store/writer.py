@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,7 +17,7 @@ import zarr
 from dbksvd_dask.errors import InputError, JobError, StoreError
 from dbksvd_dask.store import atomic, remote
 from dbksvd_dask.store.checksums import crc32c, file_crc, same_bytes
-from dbksvd_dask.store.chunk_file import ReadBackError, write_chunk_file
+from dbksvd_dask.store.chunk_file import ReadBackError, Rows, Stream, Watch, write_chunk_file
 from dbksvd_dask.store.dtypes import stored_dtype
 from dbksvd_dask.store.layout import PARTS, Aligned, StorePlan, check_same, create_group, make_plan
 from dbksvd_dask.store.remote import PathLike
@@ -78,10 +78,12 @@ class ActivationWriter:
     def write_chunk(
         self,
         i: int,
-        rows: npt.NDArray[Any],
+        rows: Rows,
         aligned: Mapping[str, npt.NDArray[Any]] | None = None,
         *,
         verify: bool = True,
+        on_rows: Watch | None = None,
+        before_done: Callable[[], None] | None = None,
     ) -> None:
         """Write one whole chunk; a chunk that was written before is replaced.
 
@@ -89,29 +91,36 @@ class ActivationWriter:
         ----------
         i : int
             Number of the chunk.
-        rows : ndarray of shape (chunk_rows, n_features)
+        rows : ndarray, or Stream, of shape (chunk_rows, n_features)
             Its rows, of the dtype of the store (uint16 bits for bfloat16); the last chunk may have fewer.
         aligned : dict of ndarray of shape (len(rows), ...)
             One entry for each aligned array of the store.
         verify : bool
             Read the chunk back and compare it.
+        on_rows : callable, optional
+            Shown the rows before they are written, as (first row, some rows).
+        before_done : callable, optional
+            Called when all is written, before the chunk counts as done.
 
         Raises
         ------
         JobError
             When it does not read back as written.
         """
-        given = {"activations": rows, **(aligned or {})}
+        given: dict[str, Rows] = {"activations": rows, **(aligned or {})}
         self._check_chunk(i, given)
         checksums = []
         for name in self._names():
+            watch = on_rows if name == "activations" else None
             try:
-                checksums.append(self._write_block(name, i, np.ascontiguousarray(given[name]), verify))
+                checksums.append(self._write_block(name, i, given[name], verify, watch))
             except ReadBackError as error:
                 raise JobError(
                     f"chunk {i} of `{name}` in {self.work} does not read back as it was written; "
                     "is the disk failing?"
                 ) from error
+        if before_done is not None:
+            before_done()
         self._ledger.mark(i, {"rows": len(rows), "crc32c": checksums})
         if self._direct:
             for name in self._names():
@@ -195,7 +204,7 @@ class ActivationWriter:
         spec = self._plan.aligned[name]
         return spec.shape, np.dtype(spec.dtype)
 
-    def _check_chunk(self, i: int, given: Mapping[str, npt.NDArray[Any]]) -> None:
+    def _check_chunk(self, i: int, given: Mapping[str, Rows]) -> None:
         if set(given) != set(self._names()):
             raise InputError(f"chunk {i} came with {sorted(given)}; {self.path} needs {sorted(self._names())}")
         rows = len(given["activations"])
@@ -215,15 +224,22 @@ class ActivationWriter:
                     f"got {block.dtype} of shape {block.shape}"
                 )
 
-    def _write_block(self, name: str, i: int, block: npt.NDArray[Any], verify: bool) -> int:
+    def _write_block(self, name: str, i: int, rows: Rows, verify: bool, on_rows: Watch | None) -> int:
         """Write one array of a chunk; return the checksum of its rows."""
-        array = self._arrays[name]
-        if self._direct:
-            pad = (self.chunk_rows - len(block)) * (block.nbytes // len(block))
-            # the scratch file of a killed run must not stay behind in the published store
-            file, content = self._chunk_file(name, i), block.reshape(-1).view(np.uint8)
-            return write_chunk_file(file, content, pad, folder=self._parts, verify=verify)
-        start = i * self.chunk_rows
+        if not self._direct:
+            block = np.ascontiguousarray(rows.whole() if isinstance(rows, Stream) else rows)
+            if on_rows is not None:
+                on_rows(0, block)
+            return self._write_zarr(name, i, block, verify)
+        content = rows if isinstance(rows, Stream) else np.ascontiguousarray(rows)
+        pad = (self.chunk_rows - len(rows)) * (rows.nbytes // len(rows))
+        # the scratch file of a killed run must not stay behind in the published store
+        file, scratch = self._chunk_file(name, i), self._parts
+        return write_chunk_file(file, content, pad, folder=scratch, verify=verify, on_rows=on_rows)
+
+    def _write_zarr(self, name: str, i: int, block: npt.NDArray[Any], verify: bool) -> int:
+        """Write one array of a chunk that is compressed or goes elsewhere; return the checksum of its rows."""
+        array, start = self._arrays[name], i * self.chunk_rows
         if start + len(block) > array.shape[0]:
             array.resize((start + len(block), *block.shape[1:]))
         array[start : start + len(block)] = block
