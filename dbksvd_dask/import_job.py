@@ -17,7 +17,7 @@ from dbksvd_dask.importers import Collection, Hints
 from dbksvd_dask.importers.selection import Rules, Selection
 from dbksvd_dask.importers.spans import Span, SpanReader
 from dbksvd_dask.importers.values import nonfinite_rows
-from dbksvd_dask.job_tools import Buffers, begin_or_go_on, run_bounded
+from dbksvd_dask.job_tools import Buffers, begin_or_go_on, run_bounded, storing_threads
 from dbksvd_dask.store import atomic, remote
 from dbksvd_dask.store.activations import ActivationWriter, Aligned, create_activations, default_chunk_rows
 from dbksvd_dask.store.chunk_file import Rows, Stream
@@ -28,8 +28,6 @@ from dbksvd_dask.store.writer import require_free, require_room
 SOURCE_ROW = "source_row"
 # names of files kept in the attributes; all of them are in the unfinished job
 LISTED_FILES = 100
-# a thread that stores waits for the disk now and then: three keep two cores busy
-STORE_THREADS = 3
 
 # the rows, or where they lie, and what is aligned to them
 Loaded = tuple[npt.NDArray[Any] | list[Span], dict[str, npt.NDArray[Any]]]
@@ -204,7 +202,7 @@ class ImportJob:
 
     # -- parts ----------------------------------------
 
-    def run(self, parts: Sequence[int] | None = None, n_threads: int = STORE_THREADS) -> int:
+    def run(self, parts: Sequence[int] | None = None, n_threads: int | None = None) -> int:
         """Write chunks, by default all that are missing; return how many."""
         writer = self._writer or self.init()
         missing = writer.missing() if parts is None else list(parts)
@@ -217,7 +215,7 @@ class ImportJob:
 
         self._progress("import", min(before * self.chunk_rows, total), total, "rows")
         with atomic.explain_full_disk(writer.work):
-            return run_bounded(missing, self._load, self._store, on_done, n_threads)
+            return run_bounded(missing, self._load, self._store, on_done, n_threads or storing_threads())
 
     def _load(self, i: int) -> Loaded:
         start = i * self.chunk_rows

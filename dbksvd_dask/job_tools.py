@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -16,8 +17,16 @@ from dbksvd_dask.errors import MismatchError
 
 T = TypeVar("T")
 
-# reading is a small part of the work and goes on in the caller: two more keep two cores busy
+# where parts are loaded whole: reading is a small part of the work and goes on in the caller
 N_THREADS = 2
+# more would only wait for one disk, and each may hold a chunk
+MOST_THREADS = 8
+
+
+def storing_threads() -> int:
+    """Return how many threads keep the cores busy with chunks: one more, as each waits for the disk at times."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(usable + 1, MOST_THREADS)
 
 
 def run_bounded(

@@ -15,7 +15,7 @@ import zarr
 
 from dbksvd_dask.errors import InputError, MismatchError, StoreError
 from dbksvd_dask.events import Callback, JobProgress, emit
-from dbksvd_dask.job_tools import Buffers, begin_or_go_on, run_bounded
+from dbksvd_dask.job_tools import Buffers, begin_or_go_on, run_bounded, storing_threads
 from dbksvd_dask.mixing import BatchMeans, MixingSample, batch_rows, choose_columns
 from dbksvd_dask.shuffle_files import read_at, scratch_folder, write_permuted
 from dbksvd_dask.shuffle_pick import ChunkPicker, may_pick
@@ -38,8 +38,6 @@ from dbksvd_dask.store.rows import aligned_names
 from dbksvd_dask.store.writer import require_free, require_room
 
 MAIN = "activations"
-# a thread that picks rows waits for the disk now and then: three keep two cores busy
-PICK_THREADS = 3
 
 T = TypeVar("T")
 Arrays = dict[str, npt.NDArray[Any]]
@@ -322,7 +320,7 @@ class ShuffleJob:
             self._store_chunk(chunk, len(sources), fill, picker.aligned(sources))
 
         with contextlib.closing(picker):
-            run_bounded(missing, picker.sources, store, on_done, PICK_THREADS)
+            run_bounded(missing, picker.sources, store, on_done, storing_threads())
 
     def _permute_buckets(self, buckets: list[int], missing: set[int], on_done: Callable[[int], None]) -> None:
         def store(bucket: int, arrays: Arrays) -> None:

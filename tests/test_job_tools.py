@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from dbksvd_dask.job_tools import Buffers, run_bounded
+from dbksvd_dask.job_tools import Buffers, run_bounded, storing_threads
 
 
 @pytest.mark.parametrize("n_threads", [1, 2, 3])
@@ -66,6 +66,12 @@ def test_error_stops_the_rest(where):
         run_bounded(range(1000), load, store, lambda part: None)
     assert 3 not in done
     assert len(done) < 10
+
+
+def test_threads_follow_the_cores_this_process_may_use(monkeypatch):
+    for cores, threads in ((1, 2), (2, 3), (64, 8)):
+        monkeypatch.setattr("os.sched_getaffinity", lambda _, cores=cores: set(range(cores)), raising=False)
+        assert storing_threads() == threads
 
 
 def test_buffers_are_used_again():
