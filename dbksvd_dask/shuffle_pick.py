@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dbksvd_dask.shuffle_plan import ShufflePlan, fits_one_pass
+from dbksvd_dask.shuffle_plan import MIN_BLOCK_BYTES, ShufflePlan, fits_one_pass
 from dbksvd_dask.store.pick import RowPicker, can_pick, memory_for_files
 from dbksvd_dask.store.rows import RowReader
 
@@ -48,7 +48,8 @@ class ChunkPicker:
         self._orders = [plan.block_order(block).astype(np.int32) for block in range(plan.n_blocks)]
         self._aligned = {name: reader.read_stored(0, reader.n_samples) for name, reader in aligned.items()}
         self._bucket, self._of_bucket = -1, np.empty(0, np.int64)
-        self._main = RowPicker(main)
+        # a shuffle of two passes holds that much as well
+        self._main = RowPicker(main, most_mapped=3 * MIN_BLOCK_BYTES)
 
     def sources(self, chunk: int) -> npt.NDArray[np.int64]:
         """Return which row of the source each row of a chunk is; from one thread."""

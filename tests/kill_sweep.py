@@ -25,7 +25,7 @@ from dbksvd_dask import shuffle_job
 from dbksvd_dask.import_job import import_activations
 from dbksvd_dask.shuffle_job import shuffle_activations
 from dbksvd_dask.store import atomic, write_behind
-from dbksvd_dask.store.small_reads import read_each
+from dbksvd_dask.store.small_reads import copy_each
 from tests.store_helpers import make_store, ordered_rows, tree
 
 
@@ -141,7 +141,7 @@ def complete(folder):
 
 if __name__ == "__main__":
     # compiled code is loaded once, not in every child
-    read_each(np.empty(0, np.int32), 1, 1, np.empty(0, np.int64), 0)
+    copy_each(np.empty(0, np.uint64), 1, 1, np.empty(0, np.int64), 0)
 
     prepare_in_child = in_child(lambda: prepare(sys.argv[1], sys.argv[2]))
     assert prepare_in_child[0] == 0

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dbksvd_dask import shuffle_job, shuffle_plan
+from dbksvd_dask import shuffle_job, shuffle_pick, shuffle_plan
 from dbksvd_dask.errors import StoreError
 from dbksvd_dask.events import JobProgress
 from dbksvd_dask.shuffle_job import ShuffleJob, shuffle_activations
@@ -88,14 +88,24 @@ def test_memory_for_files_is_some_of_the_memory_of_this_machine():
 # picking rows
 
 
+def mapped_files():
+    with open("/proc/self/maps") as file:
+        return file.read()
+
+
 @pytest.mark.parametrize("n", [1, 7, 300])
-def test_picked_rows_are_those_asked_for(n, tmp_path, rng):
+@pytest.mark.parametrize("most_mapped", [50 * 33 * 2 - 1, 50 * 33 * 2])
+def test_picked_rows_are_those_asked_for(most_mapped, n, tmp_path, rng):
     bits = pattern((50, 33), "bfloat16")
     reader = open_rows(make_store(tmp_path / "s", bits, 8, dtype="bfloat16"))
     rows = rng.integers(0, 50, n)
     out = np.zeros((n, 33), np.uint16)
-    with contextlib.closing(RowPicker(reader)) as picker:
+    files = len(os.listdir("/proc/self/fd"))
+    with contextlib.closing(RowPicker(reader, most_mapped)) as picker:
         picker.pick(rows, out)
+        assert (str(tmp_path) in mapped_files()) == (most_mapped == 50 * 33 * 2)
+    assert str(tmp_path) not in mapped_files()
+    assert len(os.listdir("/proc/self/fd")) == files
     np.testing.assert_array_equal(out, bits[rows])
 
 
@@ -153,7 +163,10 @@ def test_one_chunk_that_left_the_memory_is_noticed(tmp_path):
 
 @pytest.mark.parametrize("block_bytes", [1, 3 * 64 * 1220, None])
 @pytest.mark.parametrize("chunk_rows", [None, 50])
-def test_one_pass_gives_the_bytes_of_two(block_bytes, chunk_rows, store, tmp_path, passes):
+@pytest.mark.parametrize("mapped", [True, False])
+def test_one_pass_gives_the_bytes_of_two(mapped, block_bytes, chunk_rows, store, tmp_path, passes, monkeypatch):
+    if not mapped:  # as a store of gigabytes would be
+        monkeypatch.setattr(shuffle_pick, "MIN_BLOCK_BYTES", 0)
     options = {"seed": 5, "block_bytes": block_bytes, "chunk_rows": chunk_rows}
     passes(2)
     two = shuffle_activations(store, tmp_path / "two", **options)

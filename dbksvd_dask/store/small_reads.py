@@ -10,6 +10,7 @@ from numba import types
 from dbksvd_dask.kernels._jit import jit
 
 _pread: Any = types.ExternalFunction("pread", types.intp(types.intc, types.uintp, types.uintp, types.intp))
+_memcpy: Any = types.ExternalFunction("memcpy", types.uintp(types.uintp, types.uintp, types.uintp))
 
 
 @jit  # type: ignore[untyped-decorator]
@@ -40,4 +41,14 @@ def read_each(fds: Any, file_rows: Any, row_bytes: Any, rows: Any, target: Any) 
         address = np.uintp(target + i * row_bytes)
         if _pread(fds[file], address, np.uintp(row_bytes), offset) != row_bytes:
             return i
+    return -1
+
+
+@jit  # type: ignore[untyped-decorator]
+def copy_each(addresses: Any, file_rows: Any, row_bytes: Any, rows: Any, target: Any) -> Any:
+    """As `read_each`, out of files that are mapped: `addresses` of uint64, shape (n_files,). Always returns -1."""
+    for i in range(len(rows)):
+        file = rows[i] // file_rows
+        source = addresses[file] + np.uintp((rows[i] - file * file_rows) * row_bytes)
+        _memcpy(np.uintp(target + i * row_bytes), source, np.uintp(row_bytes))
     return -1
