@@ -1,16 +1,29 @@
 """What an import loads, and that compiled kernels are found again by the next process."""
 
+import importlib
 import json
 import os
+import pkgutil
 import subprocess
 import sys
 
+from numba.core.dispatcher import Dispatcher
+
+from dbksvd_dask import kernels
 from dbksvd_dask.kernels.blas import single_blas_thread
 
 
 def run(code, **environment):
+    return run_python("-c", code, **environment)
+
+
+def run_module(name, **environment):
+    return run_python("-m", name, **environment)
+
+
+def run_python(*arguments, **environment):
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, *arguments],
         capture_output=True,
         text=True,
         env={**os.environ, **environment},
@@ -62,6 +75,33 @@ def test_a_second_process_compiles_nothing(tmp_path):
     second = run(FIT, NUMBA_CACHE_DIR=str(tmp_path)).split()
     assert first == ["0", "3"]
     assert second == ["3", "0"]
+
+
+def test_kernels_give_the_same_bits_compiled_and_loaded(tmp_path):
+    """The first process compiles, the second loads what the first has kept; see kernel_bits.py."""
+    compiled, loaded = (run_module("tests.kernel_bits", NUMBA_CACHE_DIR=str(tmp_path)) for _ in range(2))
+    assert json.loads(compiled) == json.loads(loaded)
+
+
+def test_functions_that_kernels_call_are_part_of_them():
+    """Else there are two copies of them, which round differently; see `kernels._jit.inner`."""
+    modules = [
+        importlib.import_module(f"dbksvd_dask.kernels.{m.name}") for m in pkgutil.iter_modules(kernels.__path__)
+    ]
+    found = 0
+    for module in modules:
+        for kernel in filter(is_jitted, vars(module).values()):
+            body = kernel.py_func
+            for name in body.__code__.co_names:
+                called = body.__globals__.get(name)
+                if is_jitted(called):
+                    assert called.targetoptions.get("forceinline"), f"{body.__name__} calls {name}: make it @inner"
+                    found += 1
+    assert found > 20
+
+
+def is_jitted(thing):
+    return isinstance(thing, Dispatcher)
 
 
 def test_blas_is_limited_until_the_last_task_leaves():

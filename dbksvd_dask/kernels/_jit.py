@@ -18,6 +18,11 @@ FAST = frozenset({"reassoc", "contract", "nsz", "arcp"})
 # process when two threads enter it, and parallelism here is over chunks anyway.
 jit = njit(nogil=True, cache=True, error_model="numpy", fastmath=set(FAST))
 
+# For functions that kernels call. Left to itself, LLVM keeps some of them as functions of their own, which exist
+# twice: compiled by themselves, and inside each caller's module, optimised once more and rounded otherwise. The
+# process that compiles runs the first, processes that load the cache run the second: other bits.
+inner = njit(nogil=True, cache=True, error_model="numpy", fastmath=set(FAST), forceinline=True)
+
 _MAX_FLAGS = ("nnan", "ninf", "nsz", "reassoc", "arcp", "contract", "afn")
 
 

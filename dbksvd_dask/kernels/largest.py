@@ -4,10 +4,10 @@ The order is total (larger ``|coefficient|`` first, then the lower sample), so a
 blocks it was made from, nor on their order.
 """
 
-from dbksvd_dask.kernels._jit import jit
+from dbksvd_dask.kernels._jit import inner, jit
 
 
-@jit
+@inner
 def _precedes(size, r, other_size, other_r):
     return size > other_size or (size == other_size and r < other_r)
 

@@ -13,10 +13,10 @@ import math
 
 import numpy as np
 
-from dbksvd_dask.kernels._jit import jit
+from dbksvd_dask.kernels._jit import inner, jit
 
 
-@jit
+@inner
 def _add_four(a, b, c, d, total, square):
     """Add four rows to the sums per feature; return the four squared norms."""
     sa = 0.0
@@ -41,7 +41,7 @@ def _add_four(a, b, c, d, total, square):
     return sa, sb, sc, sd
 
 
-@jit
+@inner
 def _add_one(a, total, square):
     """Add one row to the sums per feature; return its squared norm."""
     norm = 0.0

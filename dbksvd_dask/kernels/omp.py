@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dbksvd_dask.kernels._jit import jit
+from dbksvd_dask.kernels._jit import inner, jit
 from dbksvd_dask.kernels.pursuit import BLOCK, NOISE, _locate, _scan, _subtract_and_scan
 
 # A candidate whose part outside the span of the support has a squared norm below this is a duplicate of what
@@ -23,7 +23,7 @@ from dbksvd_dask.kernels.pursuit import BLOCK, NOISE, _locate, _scan, _subtract_
 _MIN_PIVOT2 = 1e-6
 
 
-@jit
+@inner
 def _orthogonal_products(gram_row, W, j, n_used, out):
     """Write gram_row - sum_s W[s, j] W[s] to out, four rows of W at a time to save passes over out."""
     m = out.shape[0]
@@ -44,7 +44,7 @@ def _orthogonal_products(gram_row, W, j, n_used, out):
         s += 1
 
 
-@jit
+@inner
 def _back_substitute(W, pivot, z, atom, n_used, coefficient):
     """Solve L^T x = z, where L[i, s] = W[s, atom[i]] below the diagonal and pivot[i] on it."""
     for i in range(n_used - 1, -1, -1):
@@ -54,7 +54,7 @@ def _back_substitute(W, pivot, z, atom, n_used, coefficient):
         coefficient[i] = total / pivot[i]
 
 
-@jit
+@inner
 def orthogonal_row(p, gram, norm2, k, rtol, min_coefficient, atom, coefficient, W, pivot, z, block_max):
     """Orthogonal matching pursuit of one sample; see the module's text for the recurrence.
 

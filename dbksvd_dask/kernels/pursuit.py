@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dbksvd_dask.kernels._jit import jit, prefetch, running_max, running_max_abs
+from dbksvd_dask.kernels._jit import inner, jit, prefetch, running_max, running_max_abs
 
 # 256 atoms: 16 blocks at 4096 atoms, so finding the winner's index costs about 6 % of the pass over p.
 BLOCK = 256
@@ -27,7 +27,7 @@ NOISE = 16.0
 LANES = 2
 
 
-@jit
+@inner
 def _scan(p, nonneg, block_max):
     """Fill block_max with the largest |p| (or p) of each block."""
     for b in range(block_max.shape[0]):
@@ -42,7 +42,7 @@ def _scan(p, nonneg, block_max):
         block_max[b] = best
 
 
-@jit
+@inner
 def _subtract_and_scan(p, a, g, nonneg, block_max):
     """Do p -= a * g and fill block_max with the largest |p| (or p) of each block, in one pass."""
     for b in range(block_max.shape[0]):
@@ -62,7 +62,7 @@ def _subtract_and_scan(p, a, g, nonneg, block_max):
         block_max[b] = best
 
 
-@jit
+@inner
 def _locate(p, nonneg, block_max):
     """Index of the largest |p| (or p): the lowest one among equals."""
     best_block = 0
@@ -78,7 +78,7 @@ def _locate(p, nonneg, block_max):
     return start
 
 
-@jit
+@inner
 def _subtract_scan_prefetch(p, a, g, nonneg, block_max, ahead):
     """As `_subtract_and_scan`, asking for the lines of `ahead` on the way."""
     line = 64 // p.itemsize
@@ -101,7 +101,7 @@ def _subtract_scan_prefetch(p, a, g, nonneg, block_max, ahead):
         block_max[b] = best
 
 
-@jit
+@inner
 def _choose(p, nonneg, block_max, floor, atom, coefficient, n_used):
     """Next atom of a sample, its coefficient added: (atom, or -1 at the end; coefficient; atoms so far)."""
     j = _locate(p, nonneg, block_max)
@@ -120,7 +120,7 @@ def _choose(p, nonneg, block_max, floor, atom, coefficient, n_used):
     return j, a, n_used
 
 
-@jit
+@inner
 def _cholesky_solve(A, b, n):
     """Solve A x = b in place for the leading n x n block; a pivot lost to rounding gives x = 0 there."""
     for i in range(n):
@@ -144,7 +144,7 @@ def _cholesky_solve(A, b, n):
         b[i] = total / A[i, i]
 
 
-@jit
+@inner
 def refit_row(p, gram, n_used, atom, coefficient, A, delta):
     """Least squares on the found support.
 
@@ -168,7 +168,7 @@ _NNLS_TOLERANCE = 1e-7
 _NNLS_SWEEPS = 200
 
 
-@jit
+@inner
 def refit_row_nonneg(p, gram, n_used, atom, coefficient, A, delta):
     """Non-negative least squares on the found support, by coordinate descent from the pursuit's coefficients.
 

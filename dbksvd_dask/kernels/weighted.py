@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from dbksvd_dask.kernels._jit import jit, running_max
+from dbksvd_dask.kernels._jit import inner, jit, running_max
 from dbksvd_dask.kernels.pursuit import BLOCK, NOISE, STEPS_PER_ATOM, refit_row, refit_row_nonneg
 
 
-@jit
+@inner
 def _subtract_and_score(p, a, g, floor, preference, nonneg, block_max):
     """Do p -= a * g and fill block_max with the best score of each block, in one pass."""
     for b in range(block_max.shape[0]):
@@ -33,7 +33,7 @@ def _subtract_and_score(p, a, g, floor, preference, nonneg, block_max):
         block_max[b] = best
 
 
-@jit
+@inner
 def _locate(p, floor, preference, nonneg, block_max):
     """Atom of the best score, the lowest one among equals; -1 when there is none."""
     best_block = 0
@@ -50,7 +50,7 @@ def _locate(p, floor, preference, nonneg, block_max):
     return -1
 
 
-@jit
+@inner
 def weighted_row(p, gram, norm2, rtol, floor, preference, nonneg, atom, coefficient, block_max):
     """Weighted pursuit of one sample; stops as `pursuit` does, each atom with a threshold of its own.
 
