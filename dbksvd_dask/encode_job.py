@@ -16,15 +16,16 @@ import dask
 
 from dbksvd_dask import encoding, events, running, specs
 from dbksvd_dask.errors import InputError, MismatchError, StoreError
-from dbksvd_dask.gpu.plan import Sizes
+from dbksvd_dask.gpu.plan import DevicePlan, Sizes
 from dbksvd_dask.kernels.encode import EncodeSpec
 from dbksvd_dask.params import DEVICES, check_choice, check_integer
 from dbksvd_dask.placement import place
 from dbksvd_dask.store import atomic, remote
 from dbksvd_dask.store.activations import open_rows
 from dbksvd_dask.store.code_writer import CodesPlan, CodesWriter, UnitWritten, code_chunk_rows
-from dbksvd_dask.store.codes import COEFFICIENT_DTYPES, codes_attributes, dictionary_fingerprint
+from dbksvd_dask.store.codes import CODES_FORMAT, COEFFICIENT_DTYPES, codes_attributes, dictionary_fingerprint
 from dbksvd_dask.store.dictionary import Dictionary, open_dictionary
+from dbksvd_dask.store.layout import require_replaceable
 from dbksvd_dask.store.remote import PathLike
 
 N_TOP = 64  # samples kept per atom; a page shows a dozen, autointerpretation asks for some tens
@@ -141,8 +142,8 @@ class EncodeJob:
         Parameters
         ----------
         begin_again : bool
-            With `force`: throw away an unfinished one of other parameters. Not while other processes may be at
-            work on it.
+            This run will do all of it. With `force`: throw away an unfinished one of other parameters, which must
+            not be done while other processes may be at work on it.
         """
         begun = CodesWriter.begun(self.path)
         if begun is not None:
@@ -154,14 +155,34 @@ class EncodeJob:
                 remote.remove(begun.work)
                 begun = None
         if begun is None:
-            if self.force and self.writer.work == self.path:
-                remote.remove(self.path)  # a remote has no rename: the new codes take the place at once
-            self.writer.begin()
+            self._require_place(self.plan.n_samples if begin_again else 0)
+            with atomic.explain_full_disk(self.writer.work):
+                self.writer.begin()
             begun = CodesWriter.begun(self.path)  # another process may have been first
             assert begun is not None
             self.plan.require_same(begun.plan, f"the unfinished encode at {begun.work}")
         self.writer = begun
         return begun
+
+    def _require_place(self, n_samples: int) -> None:
+        """Refuse work that cannot be done before anything is written, and clear a remote place.
+
+        Parameters
+        ----------
+        n_samples : int
+            How many there must be room for.
+        """
+        if self.force and remote.exists(self.path):
+            require_replaceable(self.path, CODES_FORMAT)
+        self._device_plan()
+        atomic.require_space(self.writer.work, self.plan.nbytes(n_samples))
+        if self.force and self.writer.work == self.path:
+            remote.remove(self.path)  # a remote has no rename: the new codes take the place at once
+
+    def _device_plan(self) -> DevicePlan:
+        D, size = self.dictionary.atoms, encoding.BLOCK_ROWS
+        sizes = Sizes(size, size, D.shape[1], D.shape[0], self.spec.k, itemsize=D.dtype.itemsize)
+        return place(self.device, sizes, self.spec.encoder)
 
     # -- parts ----------------------------------------
 
@@ -212,9 +233,7 @@ class EncodeJob:
         events.emit(self.callbacks, events.Retrying(0, attempt, attempts, reason))
 
     def _encode(self, missing: list[int], on_done: Callable[[UnitWritten], None]) -> None:
-        D, size = self.dictionary.atoms, encoding.BLOCK_ROWS
-        sizes = Sizes(size, size, D.shape[1], D.shape[0], self.spec.k, itemsize=D.dtype.itemsize)
-        where = place(self.device, sizes, self.spec.encoder).placement
+        D, where = self.dictionary.atoms, self._device_plan().placement
         weights = specs.prior(self.weights)
         how = encoding.EncodePlan(self.spec, self.dictionary.mean, D.dtype, where, weights)
         with dask.config.set(running._QUIET):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterable, Sequence
@@ -121,12 +122,13 @@ class ImportJob:
         """Find out which rows are kept and begin the store, or go on with one that was begun."""
         require_free(self.path, self.force)
         job = self._identity()
-        self._begin_scan(job)
         n_blocks = self.selection.n_blocks
         with atomic.explain_full_disk(self._scan_folder):
+            self._begin_scan(job)
             self.blocks_scanned = self.selection.scan(lambda n: self._progress("scan", n, n_blocks, "blocks"))
-        row_bytes = self.rows.n_features * stored_dtype(self.rows.dtype).itemsize
         if self.compressor is None:
+            row_bytes = self.rows.n_features * stored_dtype(self.rows.dtype).itemsize
+            row_bytes += sum(math.prod(a.shape) * np.dtype(a.dtype).itemsize for a in self._aligned().values())
             require_room(self.path, self.selection.n_kept, self.chunk_rows, row_bytes)
         with atomic.explain_full_disk(atomic.aside(self.path)):
             self._writer = self._begin_store(job)
@@ -135,10 +137,11 @@ class ImportJob:
     def _identity(self) -> dict[str, Any]:
         """Describe what is imported and how, so that another run can tell whether it is the same."""
         return {
-            "files": [[m.path, list(m.shape), *m.identity] for m in self.rows.members],
+            "files": [[_absolute(m.path), list(m.shape), *m.identity] for m in self.rows.members],
             "array": self.rows.array,
             "dtype": self.rows.dtype,
             "rules": asdict(self.rules),
+            "mask": None if self.rules.mask is None else _status(self.rules.mask),
             "chunk_rows": self.chunk_rows,
         }
 
@@ -183,7 +186,7 @@ class ImportJob:
         aligned = {}
         for name in self._kept_arrays:
             info = self.rows.aligned[name]
-            aligned[name.replace(".", "_")] = Aligned(info.dtype, info.shape[1:])
+            aligned[_stored_name(name)] = Aligned(info.dtype, info.shape[1:])
         if self.source_row:
             aligned[SOURCE_ROW] = Aligned("int64")
         return aligned
@@ -192,7 +195,7 @@ class ImportJob:
         names = [os.path.basename(m.path) for m in self.rows.members]
         return {
             "command": "import",
-            "source": self.rows.source,
+            "source": _absolute(self.rows.source),
             "files": names[:LISTED_FILES],
             "n_files": len(names),
             "array": self.rows.array,
@@ -248,7 +251,7 @@ class ImportJob:
         return rows
 
     def _load_aligned(self, low: int, high: int) -> dict[str, npt.NDArray[Any]]:
-        found = {name.replace(".", "_"): self.rows.read_aligned(name, low, high) for name in self._kept_arrays}
+        found = {_stored_name(name): self.rows.read_aligned(name, low, high) for name in self._kept_arrays}
         if self.source_row:
             found[SOURCE_ROW] = np.arange(low, high, dtype=np.int64)
         return found
@@ -393,6 +396,22 @@ def import_activations(
     finally:
         job.close()
     return _result(job, kept, written, time.perf_counter() - began)
+
+
+def _absolute(path: str) -> str:
+    """Return one spelling of a path, from whichever folder a command is run."""
+    return path if remote.is_remote(path) else os.path.abspath(path)
+
+
+def _status(path: str) -> list[int]:
+    """Return size and time of change: a file that changed must not be mixed with its past."""
+    status = os.stat(path)
+    return [status.st_size, status.st_mtime_ns]
+
+
+def _stored_name(name: str) -> str:
+    """Return the name under which an array of a file is kept in the store."""
+    return name.replace(".", "_").replace("/", "_")
 
 
 def _result(job: ImportJob, kept: int, written: int, seconds: float) -> ImportResult:

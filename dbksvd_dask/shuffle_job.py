@@ -139,19 +139,23 @@ class ShuffleJob:
                     "same to go on, or --force to begin again"
                 )
             remote.remove(self.scratch)
-        self.one_pass = may_pick(self.reader, self._aligned)
+        self.one_pass = self.fits_one_pass()
         self._recheck_blocks()
         row_bytes, scratch = self.nbytes // self.plan.n_samples, self._scratch_needed()
         atomic.require_space(self.scratch, scratch)
         if self.compressor is None:
             beside = 0 if os.path.dirname(self.scratch) != os.path.dirname(self.path) else scratch
             require_room(self.path, self.plan.n_samples, self.plan.chunk_rows, row_bytes, beside)
-        os.makedirs(self.scratch, exist_ok=True)
         with atomic.explain_full_disk(self.scratch):
+            os.makedirs(self.scratch, exist_ok=True)
             atomic.write_json(os.path.join(self.scratch, "job.json"), job)
         with atomic.explain_full_disk(atomic.aside(self.path)):
             self._writer = self._begin_store(job)
         return self._writer
+
+    def fits_one_pass(self) -> bool:
+        """Tell whether the rows could be picked out of the source now, without scratch files."""
+        return may_pick(self.reader, self._aligned)
 
     def _begin_store(self, job: dict[str, Any]) -> ActivationWriter:
         def begin(resume: bool) -> ActivationWriter:

@@ -20,6 +20,10 @@ def may_pick(main: RowReader, aligned: Mapping[str, RowReader]) -> bool:
     return fits_one_pass(main.n_samples, row_bytes, beside, memory_for_files()) and can_pick(main)
 
 
+# a store up to this is mapped: a shuffle of two passes holds that much as well
+MOST_MAPPED_BYTES = 3 * MIN_BLOCK_BYTES
+
+
 class ChunkPicker:
     """Gives the rows of any chunk in the order of the result; `close` it.
 
@@ -48,8 +52,7 @@ class ChunkPicker:
         self._orders = [plan.block_order(block).astype(np.int32) for block in range(plan.n_blocks)]
         self._aligned = {name: reader.read_stored(0, reader.n_samples) for name, reader in aligned.items()}
         self._bucket, self._of_bucket = -1, np.empty(0, np.int64)
-        # a shuffle of two passes holds that much as well
-        self._main = RowPicker(main, most_mapped=3 * MIN_BLOCK_BYTES)
+        self._main = RowPicker(main, MOST_MAPPED_BYTES)
 
     def sources(self, chunk: int) -> npt.NDArray[np.int64]:
         """Return which row of the source each row of a chunk is; from one thread."""

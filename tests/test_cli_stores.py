@@ -18,7 +18,7 @@ from dbksvd_dask.import_job import ImportJob, import_activations
 from dbksvd_dask.shuffle_job import shuffle_activations
 from dbksvd_dask.store.activations import create_activations, open_rows
 from tests.cli_helpers import fails, run, run_apart
-from tests.store_helpers import make_store, ordered_rows, skip_fsync
+from tests.store_helpers import make_store, ordered_rows, skip_fsync, tree
 
 __all__ = ["skip_fsync"]
 
@@ -270,9 +270,41 @@ def test_existing_output_needs_force(source, store, tmp_path, capsys):
         extra = ["--seed", 0] if args[0] == "shuffle" else []
         line = fails(capsys, *args, tmp_path / "out", *extra)
         assert "out exists already; choose another name or allow overwriting with --force" in line
+        line = fails(capsys, *args, tmp_path / "out", *extra, "--force")
+        assert "out is something else, and only activations may take the place of activations, even with" in line
         assert (tmp_path / "out" / "precious").exists()
-    assert run(capsys, "import", source, tmp_path / "out", "--force")[0] == 0
-    assert open_rows(tmp_path / "out").n_samples == 300
+    (tmp_path / "out" / "precious").unlink()
+    for _ in ("empty folder", "store"):
+        assert run(capsys, "import", source, tmp_path / "out", "--force")[0] == 0
+        assert open_rows(tmp_path / "out").n_samples == 300
+
+
+def test_plan_says_in_how_many_passes_a_store_is_shuffled(tmp_path, capsys):
+    wide, narrow = (make_store(tmp_path / str(d), ordered_rows(300, d), 64) for d in (300, 6))
+    for store, passes in ((wide, 1), (narrow, 2)):
+        code, out, _ = run(capsys, "shuffle", store, tmp_path / "out", "--seed", 0, "--plan", "--json")
+        assert code == 0
+        plan = json.loads(out)
+        nbytes = open_rows(store).nbytes
+        assert (plan["passes"], plan["scratch_bytes"]) == (passes, (passes - 1) * nbytes)
+        assert plan["written_bytes"] == passes * nbytes
+    taken = fails(capsys, "shuffle", wide, narrow, "--seed", 0, "--plan")
+    assert "exists already" in taken
+
+
+def test_force_does_not_cost_the_source(source, store, tmp_path, capsys):
+    (tmp_path / "folder").mkdir()
+    np.save(tmp_path / "folder" / "a.npy", np.ones((4, 3), np.float32))
+    before = tree(tmp_path)
+    assert "is something else, and only activations" in fails(capsys, "import", source, source, "--force")
+    folder = tmp_path / "folder"
+    assert "is something else, and only activations" in fails(capsys, "import", folder, folder, "--force")
+    assert tree(tmp_path) == before
+    rows = open_rows(store).read(0, 300)
+    assert run(capsys, "shuffle", store, store, "--seed", 0, "--force")[0] == 0
+    mixed = open_rows(store).read(0, 300)
+    np.testing.assert_array_equal(np.sort(mixed, axis=0), np.sort(rows, axis=0))
+    assert not np.array_equal(mixed, rows)
 
 
 @pytest.mark.parametrize("command", ["import", "shuffle"])
@@ -289,7 +321,10 @@ def test_read_only_target_is_one_line(command, source, store, tmp_path):
     given = [source, tmp_path / "locked" / "s"] if command == "import" else [store, tmp_path / "locked" / "s"]
     done = run_apart(command, *given, *([] if command == "import" else ["--seed", 0]))
     assert (done.returncode, done.stdout) == (1, "")
-    assert re.fullmatch(r"dbksvd: error: .*Permission denied.*locked.*\n", done.stderr)
+    line = (
+        r"dbksvd: error: \S*locked\S* cannot be written \(Permission denied\); choose a place where .* may write\n"
+    )
+    assert re.fullmatch(line, done.stderr)
     assert not os.listdir(tmp_path / "locked")
 
 

@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import stat
+from types import SimpleNamespace
 
 import dask
 import numpy as np
@@ -17,7 +18,7 @@ import xarray as xr
 
 from dbksvd_dask import encoding
 from dbksvd_dask.encode_job import EncodeJob, encode_store
-from dbksvd_dask.errors import InputError, JobError, MismatchError, StoreError
+from dbksvd_dask.errors import DeviceError, InputError, JobError, MismatchError, StoreError
 from dbksvd_dask.evaluate.codes import code_summary
 from dbksvd_dask.events import JobProgress
 from dbksvd_dask.kernels.encode import EncodeSpec
@@ -28,6 +29,7 @@ from dbksvd_dask.store.dictionary import open_dictionary
 from dbksvd_dask.store.sources import as_source
 from tests import jobs, naive_codes
 from tests.encode_fixtures import CHUNK, D, K, M, N, count_units, rows, run, small_chunks, store, whole  # noqa: F401
+from tests.store_helpers import tree
 
 # -- what is written ---------------------------------------------------------------------------------------
 
@@ -295,6 +297,29 @@ def test_another_dictionary_or_store_is_refused(tmp_path, store, run, whole):
     elsewhere = jobs.write_store(tmp_path / "other.zarr", jobs.made_up(N, D, seed=5), CHUNK)
     with pytest.raises(MismatchError, match="was begun with store='"):
         encode_store(elsewhere, run, whole, resume=True)
+
+
+@pytest.mark.parametrize("taken", ["store", "run", "folder", "file"])
+def test_force_replaces_codes_only(taken, tmp_path, store, run):
+    """Whatever else bears the name stays: the activations and the dictionary themselves not least."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "precious").touch()
+    (tmp_path / "file").touch()
+    out = {"store": store, "run": run}.get(taken, tmp_path / taken)
+    before = tree(out) if os.path.isdir(out) else None
+    with pytest.raises(StoreError, match=r"only codes may take the place of codes, even with --force"):
+        encode_store(store, run, out, force=True)
+    assert os.path.isfile(out) or tree(out) == before
+    assert not [name for name in os.listdir(tmp_path) if name.endswith(".partial")]
+
+
+@pytest.mark.parametrize("what", ["device", "room"])
+def test_what_cannot_be_done_leaves_nothing_behind(what, tmp_path, store, run, monkeypatch):
+    if what == "room":
+        monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10))
+    with pytest.raises((StoreError, DeviceError)):
+        encode_store(store, run, tmp_path / "out", device="gpu" if what == "device" else "cpu")
+    assert not [name for name in os.listdir(tmp_path) if name.startswith("out")]
 
 
 def test_force_begins_again_when_parameters_differ_and_goes_on_when_not(tmp_path, store, run):

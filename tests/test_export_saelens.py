@@ -193,10 +193,19 @@ def test_existing_folder_is_refused_and_left_alone(signed, tmp_path):
     (tmp_path / "sae" / "mine.txt").write_text("keep")
     with pytest.raises(StoreError, match=r"sae exists already; choose another folder or replace it with --force"):
         export_saelens(signed, tmp_path / "sae", **NAMES)
+    with pytest.raises(StoreError, match=r"sae holds mine.txt, which is no part of an export; it is not replaced"):
+        export_saelens(signed, tmp_path / "sae", **NAMES, overwrite=True)
     assert [p.name for p in (tmp_path / "sae").iterdir()] == ["mine.txt"]
-    export_saelens(signed, tmp_path / "sae", **NAMES, overwrite=True)
-    assert not (tmp_path / "sae" / "mine.txt").exists()
     assert [p.name for p in tmp_path.iterdir()] == ["sae"]
+
+
+def test_export_takes_the_place_of_one_before_it(signed, tmp_path):
+    export_saelens(signed, tmp_path / "sae", **NAMES)
+    before = sorted(p.name for p in (tmp_path / "sae").iterdir())
+    (tmp_path / "sae" / before[0]).write_text("old")
+    export_saelens(signed, tmp_path / "sae", **NAMES, overwrite=True)
+    assert (tmp_path / "sae" / before[0]).read_bytes() != b"old"
+    assert sorted(p.name for p in (tmp_path / "sae").iterdir()) == before
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -233,11 +234,39 @@ def test_other_options_or_changed_files_are_not_mixed_in(tmp_path):
         import_activations(source, tmp_path / "s", chunk_rows=4)
     save(source, np.ones((40, 4), np.float32))
     os.utime(source, ns=(1, 1))
-    with pytest.raises(MismatchError, match=r"an unfinished store at .*s.partial was begun with job="):
+    with pytest.raises(
+        MismatchError, match=r"s.partial was begun with files=\['/.*a.npy', .*, now files=\['/.*, 1\];"
+    ):
         import_activations(source, tmp_path / "s", chunk_rows=8)
     result = import_activations(source, tmp_path / "s", chunk_rows=8, force=True)
     assert (result.chunks_kept, result.chunks_written) == (0, 5)
     assert open_rows(tmp_path / "s").read(0, 40).min() == 1
+
+
+def test_import_goes_on_however_its_source_is_spelled(tmp_path, monkeypatch, rng):
+    source = save(tmp_path / "a.npy", rng.standard_normal((40, 4)).astype(np.float32))
+    interrupt(source, tmp_path / "s")
+    monkeypatch.chdir(tmp_path)
+    result = import_activations("./a.npy", "s", chunk_rows=8)
+    assert result.chunks_kept > 0
+    assert open_activations("s").attrs["provenance"]["source"] == str(source)
+
+
+def test_mask_that_changed_is_not_mixed_with_its_past(tmp_path, rng):
+    source = save(tmp_path / "a.npy", rng.standard_normal((40, 4)).astype(np.float32))
+    mask = str(save(tmp_path / "mask.npy", np.arange(40) % 2))
+    interrupt(source, tmp_path / "s", rules=Rules(mask=mask))
+    os.utime(save(mask, 1 - np.arange(40) % 2), ns=(1, 1))
+    with pytest.raises(MismatchError, match=r"begun with other files or options"):
+        import_activations(source, tmp_path / "s", chunk_rows=8, mask=mask)
+
+
+def test_aligned_arrays_need_room_too(tmp_path, monkeypatch):
+    np.savez(tmp_path / "a.npz", acts=np.zeros((40, 4), np.float32), ids=np.zeros((40, 100)))
+    free = shutil.disk_usage(tmp_path)._replace(free=40 * 4 * 4 + 40 * 800 - 1)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: free)
+    with pytest.raises(StoreError, match=r"s.partial needs 0.03 MB more"):
+        import_activations(tmp_path / "a.npz", tmp_path / "s", array="acts", aligned=["ids"])
 
 
 def test_unfinished_scan_of_other_rules_is_not_mixed_in(tmp_path, rng):

@@ -166,7 +166,7 @@ def test_one_chunk_that_left_the_memory_is_noticed(tmp_path):
 @pytest.mark.parametrize("mapped", [True, False])
 def test_one_pass_gives_the_bytes_of_two(mapped, block_bytes, chunk_rows, store, tmp_path, passes, monkeypatch):
     if not mapped:  # as a store of gigabytes would be
-        monkeypatch.setattr(shuffle_pick, "MIN_BLOCK_BYTES", 0)
+        monkeypatch.setattr(shuffle_pick, "MOST_MAPPED_BYTES", 0)
     options = {"seed": 5, "block_bytes": block_bytes, "chunk_rows": chunk_rows}
     passes(2)
     two = shuffle_activations(store, tmp_path / "two", **options)

@@ -76,7 +76,7 @@ def test_ledger_knows_what_is_done(tmp_path):
 def test_many_missing_parts_are_shortened():
     text = atomic.describe_parts(range(0, 100, 2))
     assert text.startswith("0, 2, 4")
-    assert text.endswith("and 38 more runs")
+    assert text.endswith("and 38 more ranges")
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])

@@ -62,7 +62,10 @@ def json_option(function: F) -> F:
 
 def force_option(function: F) -> F:
     """Add --force: replace what exists."""
-    text = "Replace an existing output; begin again when unfinished work does not fit."
+    text = (
+        "Replace an existing output of the same kind when the new one is complete (on a remote: at once); begin "
+        "again when unfinished work does not fit."
+    )
     return click.option("--force", is_flag=True, help=text)(function)
 
 
@@ -180,9 +183,12 @@ def write_seconds(path: str, nbytes: int = 1 << 25) -> float | None:
         return None
     content = os.urandom(1 << 20)
     began = time.perf_counter()
-    with tempfile.TemporaryFile(dir=folder) as file:
-        for _ in range(nbytes >> 20):
-            file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            for _ in range(nbytes >> 20):
+                file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:  # full, or not to be written to
+        return None
     return time.perf_counter() - began

@@ -77,11 +77,14 @@ def command(source: str, path: str, as_json: bool, show_plan: bool, **options: A
 def _plan(source: str, path: str, **options: Any) -> dict[str, Any]:
     from dbksvd_dask.import_job import ImportJob
     from dbksvd_dask.importers.selection import Rules
-    from dbksvd_dask.job_tools import N_THREADS
+    from dbksvd_dask.job_tools import storing_threads
+    from dbksvd_dask.store.chunk_file import PIECE_BYTES
     from dbksvd_dask.store.dtypes import stored_dtype
+    from dbksvd_dask.store.writer import require_free
 
     names = ("mask", "mask_array", "drop_first_token", "drop_outliers", "nonfinite")
     rules = Rules(**{name: options.pop(name) for name in names})
+    require_free(path, options["force"])
     job = ImportJob(source, path, rules=rules, **options)
     try:
         rows, width = job.rows.n_rows, job.rows.n_features
@@ -92,6 +95,10 @@ def _plan(source: str, path: str, **options: Any) -> dict[str, Any]:
         read = (time.perf_counter() - began) / sample.nbytes
         write = common.write_seconds(path)
         passes = 2 if rules.reads_rows else 1
+        # rows that lie in their files as they are stored go piece by piece, others by whole chunks
+        streamed = rules.keep_all and job.rows.spans(0, min(rows, job.chunk_rows)) is not None
+        threads = storing_threads()
+        memory = 2 * threads * PIECE_BYTES if streamed else (threads + 1) * chunk
         # reading and writing overlap; a pass of the rules and the read-back come on top
         again = passes - 1 + job.verify
         seconds = None if write is None else total * (max(read, write / (1 << 25)) + again * read)
@@ -106,6 +113,6 @@ def _plan(source: str, path: str, **options: Any) -> dict[str, Any]:
         "passes": passes,
         "read_bytes": total * passes,
         "written_bytes": total,
-        "memory_bytes": (N_THREADS + 1) * chunk + common.BASE_BYTES,
+        "memory_bytes": memory + common.BASE_BYTES,
         "estimated_seconds": seconds,
     }

@@ -28,7 +28,8 @@ def command(source: str, path: str, as_json: bool, show_plan: bool, **options: A
 
     Neighbouring rows of most stores come from the same text. A fit reads whole chunks, and learns badly from
     batches that are all alike. Shuffle once; labels and other aligned arrays go along. It needs room for two
-    further copies of the store while it runs, and memory for about three blocks.
+    further copies of the store while it runs (one, where the store fits in half of the free memory), and memory
+    for about three blocks.
 
     The figure that is printed is the variance of batch means relative to a full shuffle: 1 is perfect, hundreds
     are common before. DST appears when it is complete; after an interruption the same command goes on.
@@ -60,23 +61,30 @@ def _figure(value: float | None) -> str:
 
 def _plan(source: str, path: str, **options: Any) -> dict[str, Any]:
     from dbksvd_dask.shuffle_job import ShuffleJob
+    from dbksvd_dask.shuffle_pick import MOST_MAPPED_BYTES
+    from dbksvd_dask.store.writer import require_free
 
     job = ShuffleJob(source, path, **options)
+    require_free(path, options["force"])
     began = time.perf_counter()
     sample = job.reader.read_stored(*job.reader.chunk_bounds(0))
     read = (time.perf_counter() - began) / sample.nbytes
     write = common.write_seconds(path)
+    passes = 1 if job.fits_one_pass() else 2
     block = job.plan.block_rows * job.nbytes / job.plan.n_samples
+    mapped = job.reader.nbytes if job.reader.nbytes <= MOST_MAPPED_BYTES else 0
+    beside = 4 * job.plan.n_samples + job.nbytes - job.reader.nbytes  # the order, and what is aligned
+    memory = mapped + beside if passes == 1 else 3 * min(block, job.nbytes)
     return {
         "source": job.reader.path,
         "rows": job.reader.n_samples,
         "features": job.reader.n_features,
-        "passes": 2,
+        "passes": passes,
         "blocks": job.plan.n_blocks,
         "read_bytes": 2 * job.nbytes,
-        "written_bytes": 2 * job.nbytes,
-        "scratch": job.scratch,
-        "scratch_bytes": job.nbytes,
-        "memory_bytes": round(3 * min(block, job.nbytes)) + common.BASE_BYTES,
-        "estimated_seconds": None if write is None else 2 * job.nbytes * (read + write / (1 << 25)),
+        "written_bytes": passes * job.nbytes,
+        "scratch": job.scratch if passes == 2 else None,
+        "scratch_bytes": job.nbytes if passes == 2 else 0,
+        "memory_bytes": round(memory) + common.BASE_BYTES,
+        "estimated_seconds": None if write is None else job.nbytes * (2 * read + passes * write / (1 << 25)),
     }

@@ -96,7 +96,7 @@ def new_folder(path: PathLike, *, overwrite: bool = False) -> Iterator[Path]:
     Raises
     ------
     StoreError
-        When there is something at `path` and `overwrite` is not set.
+        When there is something at `path` and `overwrite` is not set, or anything that such a folder does not hold.
     """
     target = Path(os.fspath(path))
     if os.path.lexists(target) and not overwrite:
@@ -107,7 +107,20 @@ def new_folder(path: PathLike, *, overwrite: bool = False) -> Iterator[Path]:
     work.mkdir()
     try:
         yield work
+        _require_replaceable(target, set(os.listdir(work)))
         publish(work, target, overwrite=overwrite)
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
         raise
+
+
+def _require_replaceable(target: Path, names: set[str]) -> None:
+    """Refuse to replace a file, or a folder with other content than `names`: a wrong name must not cost files."""
+    if not os.path.lexists(target):
+        return
+    other = sorted(set(os.listdir(target)) - names) if target.is_dir() else [target.name]
+    if other:
+        raise StoreError(
+            f"{target} holds {other[0]}, which is no part of an export; it is not replaced, even with --force; "
+            "choose another folder, or remove it yourself"
+        )

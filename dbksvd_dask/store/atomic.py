@@ -187,23 +187,34 @@ def publish(work: PathLike, target: PathLike, *, overwrite: bool = False) -> Non
             raise StoreError(f"{final} exists already; choose another name or allow overwriting with --force")
         if source.is_dir() or final.is_dir():  # a folder can only be renamed to a name that is free
             os.rename(final, replaced)
-    os.replace(source, final)
+    try:
+        os.replace(source, final)
+    except FileNotFoundError as error:
+        raise StoreError(f"{source} is gone: another process has published or removed it") from error
     fsync_path(final.parent)
     remote.remove(replaced)
 
 
 @contextlib.contextmanager
 def explain_full_disk(work: PathLike) -> Iterator[None]:
-    """Turn a full disk, quota or size limit into an error that says where the work is and how to go on."""
+    """Turn what a disk refuses into an error that says where the work is and what to do.
+
+    A full disk, quota or size limit, wherever it was met; a place that may not be written to, when it is `work`.
+    """
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise
-        raise StoreError(
-            f"no space left while writing {work} ({error.strerror}); what is done is kept there: make room and "
-            f"run the same command again, or delete {work}"
-        ) from error
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise StoreError(
+                f"no space left while writing {work} ({error.strerror}); what is done is kept there: make room "
+                f"and run the same command again, or delete {work}"
+            ) from error
+        refused = error.errno in (errno.EROFS, errno.EACCES, errno.EPERM)
+        if refused and str(error.filename or "").startswith(str(work)):
+            raise StoreError(
+                f"{work} cannot be written ({error.strerror}); choose a place where this user may write"
+            ) from error
+        raise
 
 
 def require_space(path: PathLike, needed: int) -> None:
@@ -246,7 +257,7 @@ def describe_parts(parts: Iterable[int], limit: int = 12) -> str:
         else:
             runs.append([part, part])
     texts = [str(a) if a == b else f"{a}-{b}" for a, b in runs]
-    return ", ".join(texts[:limit]) + (f" and {len(texts) - limit} more runs" if len(texts) > limit else "")
+    return ", ".join(texts[:limit]) + (f" and {len(texts) - limit} more ranges" if len(texts) > limit else "")
 
 
 class Ledger:

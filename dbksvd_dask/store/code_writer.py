@@ -203,7 +203,9 @@ class CodesWriter:
             "dictionary": {"fingerprint": plan.dictionary, **plan.about.get("dictionary", {})},
             "store": {"fingerprint": plan.store, **plan.about.get("store", {})},
         }
-        group = zarr.create_group(store=remote.zarr_store(folder, read_only=False), zarr_format=3, attributes=head)
+        with remote.explain_refusal(folder):
+            store = remote.zarr_store(folder, read_only=False)
+            group = zarr.create_group(store=store, zarr_format=3, attributes=head)
         for name, dtype in zip(ARRAYS, ("int32", plan.coefficient_dtype), strict=True):
             group.create_array(
                 name,

@@ -14,7 +14,7 @@ import zarr
 from zarr.codecs import BloscCodec, ZstdCodec
 
 import dbksvd_dask
-from dbksvd_dask.errors import InputError, MismatchError
+from dbksvd_dask.errors import InputError, MismatchError, StoreError
 from dbksvd_dask.store import atomic, remote
 from dbksvd_dask.store.dtypes import BFLOAT16, dtype_name, stored_dtype
 from dbksvd_dask.store.rows import ACTIVATIONS_FORMAT, ACTIVATIONS_VERSION, ROW_CHECKSUMS
@@ -123,10 +123,45 @@ def check_same(path: str, before: dict[str, Any], now: dict[str, Any]) -> None:
     """Refuse to go on with a store that was begun with another description, naming the difference."""
     different = [key for key in now if before.get(key) != now[key]]
     if different:
-        key = different[0]
+        key, old, new = _first_difference(different[0], before.get(different[0]), now[different[0]])
         raise MismatchError(
-            f"an unfinished store at {atomic.aside(path)} was begun with {key}={before.get(key)!r}, "
-            f"now {key}={now[key]!r}; use the same options to go on, or --force to begin again"
+            f"an unfinished store at {atomic.aside(path)} was begun with {key}={old!r}, now {key}={new!r}; use "
+            "the same options to go on, or --force to begin again"
+        )
+
+
+def _first_difference(key: str, old: Any, new: Any) -> tuple[str, Any, Any]:
+    """Return the innermost name and the two values that differ: a whole description would fill the screen."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        inner = next(name for name in sorted({*old, *new}) if old.get(name) != new.get(name))
+        return _first_difference(inner, old.get(inner), new.get(inner))
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        return key, *next((a, b) for a, b in zip(old, new, strict=True) if a != b)
+    return key, old, new
+
+
+def require_replaceable(path: str, format_name: str) -> None:
+    """Refuse to replace what is not of the same kind: a wrong name must not cost anybody's files.
+
+    Parameters
+    ----------
+    path : str
+        What exists there; an empty folder may be replaced too.
+    format_name : str
+        The attribute `format` of stores that may be replaced.
+    """
+    if not remote.is_remote(path) and os.path.isdir(path) and not os.listdir(path):
+        return
+    try:
+        found = remote.open_zarr(path).attrs.get("format")
+    except StoreError:
+        found = None
+    if found != format_name:
+        kind = format_name.removeprefix("dbksvd-")
+        what = f"holds {found}" if found else "is something else"
+        raise StoreError(
+            f"{path} {what}, and only {kind} may take the place of {kind}, even with --force; choose another "
+            "name, or remove it yourself"
         )
 
 
@@ -141,7 +176,8 @@ def create_group(work: str, plan: StorePlan) -> None:
         "complete": False,
         "provenance": plan.attributes,
     }
-    group = zarr.create_group(store=remote.zarr_store(work, read_only=False), zarr_format=3, attributes=head)
+    with remote.explain_refusal(work):
+        group = zarr.create_group(store=remote.zarr_store(work, read_only=False), zarr_format=3, attributes=head)
     rows = {"dtype": BFLOAT16} if plan.dtype == BFLOAT16 else {}
     _create_array(group, plan, "activations", stored_dtype(plan.dtype), (plan.n_features,), ("feature",), rows)
     for name, spec in plan.aligned.items():

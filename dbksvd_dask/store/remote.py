@@ -6,9 +6,10 @@ and the like, or ``~/.config/fsspec``), so that every worker process finds them 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +25,8 @@ PathLike = str | os.PathLike[str]
 def normalise(path: PathLike) -> str:
     """Return `path` as text, without a trailing slash and without the scheme of local URLs."""
     text = os.fspath(path)
+    if not text:
+        raise StoreError("an empty path was given; name a file or folder")
     for scheme in ("file://", "local://"):
         if text.startswith(scheme):
             text = text[len(scheme) :]
@@ -47,6 +50,20 @@ def filesystem(path: PathLike) -> tuple[Any, str]:
     except (ImportError, ValueError) as error:
         raise StoreError(f"cannot open {path}: {error}") from error
     return fs, str(inner)
+
+
+@contextlib.contextmanager
+def explain_refusal(path: PathLike) -> Iterator[None]:
+    """Turn whatever a remote answers to a first write into an error that names the place."""
+    try:
+        yield
+    except Exception as error:  # every protocol has errors of its own
+        if not is_remote(path):
+            raise
+        raise StoreError(
+            f"cannot write to {path} ({type(error).__name__}: {error}); does the place exist, and may this user "
+            "write there?"
+        ) from error
 
 
 def exists(path: PathLike) -> bool:

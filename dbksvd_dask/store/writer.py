@@ -19,9 +19,17 @@ from dbksvd_dask.store import atomic, remote
 from dbksvd_dask.store.checksums import crc32c, file_crc, same_bytes
 from dbksvd_dask.store.chunk_file import ReadBackError, Rows, Stream, Watch, write_chunk_file
 from dbksvd_dask.store.dtypes import stored_dtype
-from dbksvd_dask.store.layout import PARTS, Aligned, StorePlan, check_same, create_group, make_plan
+from dbksvd_dask.store.layout import (
+    PARTS,
+    Aligned,
+    StorePlan,
+    check_same,
+    create_group,
+    make_plan,
+    require_replaceable,
+)
 from dbksvd_dask.store.remote import PathLike
-from dbksvd_dask.store.rows import ROW_CHECKSUMS
+from dbksvd_dask.store.rows import ACTIVATIONS_FORMAT, ROW_CHECKSUMS
 from dbksvd_dask.store.write_behind import WriteBehind
 
 FSYNC_THREADS = 4
@@ -372,11 +380,14 @@ def create_activations(
 
 
 def require_free(path: PathLike, overwrite: bool = False) -> None:
-    """Refuse a name that is taken, unless overwriting is allowed or it is the unfinished store on a remote."""
+    """Refuse a name that is taken, unless it is an activation store that may be overwritten or is unfinished."""
     text = remote.normalise(path)
     begun = atomic.aside(text) == text and remote.exists(remote.join(text, PARTS, "plan.json"))
-    if remote.exists(text) and not overwrite and not begun:
+    if not remote.exists(text) or begun:
+        return
+    if not overwrite:
         raise StoreError(f"{text} exists already; choose another name or allow overwriting with --force")
+    require_replaceable(text, ACTIVATIONS_FORMAT)
 
 
 def require_room(path: PathLike, n_samples: int, chunk_rows: int, row_bytes: int, extra: int = 0) -> None:
