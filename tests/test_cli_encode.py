@@ -105,6 +105,26 @@ def test_plan_says_what_it_takes_and_does_nothing(tmp_path, store, run):
     assert not list(tmp_path.glob("codes*"))
 
 
+PEAK = """
+import resource, sys
+from dbksvd_dask.cli import main
+try:
+    main(sys.argv[1:])
+except SystemExit as end:
+    assert not end.code
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+
+
+@pytest.mark.parametrize(("n_rows", "n_features", "n_atoms"), [(3000, 16, 32), (40_000, 256, 1024)])
+def test_encode_stays_within_the_memory_of_its_plan(n_rows, n_features, n_atoms, tmp_path):
+    store = jobs.write_store(tmp_path / "s", jobs.made_up(n_rows, n_features), 8192)
+    run = jobs.write_dictionary(tmp_path / "d", n_atoms, n_features, 8)
+    planned = json.loads(jobs.command("encode", store, run, tmp_path / "c", "--plan", "--json")[1])["memory_bytes"]
+    out, err = jobs.python(PEAK, "encode", store, run, tmp_path / "c").communicate()
+    assert int(out.split()[-1]) <= planned, err
+
+
 @pytest.mark.parametrize(
     ("args", "code", "text"),
     [

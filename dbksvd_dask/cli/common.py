@@ -18,7 +18,7 @@ from dbksvd_dask.events import Callback, JobProgress
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Python with NumPy, Dask, xarray and Zarr loaded, before any data
+# Python with NumPy, Zarr and what a job of files needs, before any data; kernels bring more, see memory.BASE_BYTES
 BASE_BYTES = 250_000_000
 
 _UNITS = {

@@ -102,6 +102,7 @@ def _plan(store: str, dictionary: str, path: str, **given: Any) -> dict[str, Any
     from dbksvd_dask.cli.estimate import ENCODE_RATIO, product_speed, read_speed
     from dbksvd_dask.encode_job import EncodeJob
     from dbksvd_dask.encoding import BLOCK_ROWS
+    from dbksvd_dask.memory import BASE_BYTES
 
     part = given.pop("part")
     for name in ("finish", "resume", "log"):
@@ -131,6 +132,6 @@ def _plan(store: str, dictionary: str, path: str, **given: Any) -> dict[str, Any
         "units": len(units),
         "read_bytes": read_bytes,
         "written_bytes": plan.nbytes(rows),
-        "memory_bytes": threads * task + shared + common.BASE_BYTES,
+        "memory_bytes": threads * task + shared + BASE_BYTES,
         "estimated_seconds": seconds,
     }
