@@ -10,7 +10,7 @@ from typing import Any
 
 from dbksvd_dask import events
 from dbksvd_dask.errors import ClusterError, MismatchError, StoreError
-from dbksvd_dask.store.dictionary import Dictionary, checkpoints, latest_checkpoint, open_dictionary
+from dbksvd_dask.store.dictionary import Dictionary, latest_checkpoint, readable_checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -20,13 +20,10 @@ MAY_CHANGE = frozenset({"n_iter", "device"})
 
 def newest_readable(run: str) -> Dictionary:
     """Newest checkpoint of a run that can be read; those that a failing disk has damaged are passed over."""
-    *older, newest = checkpoints(run)
-    for path in [newest, *reversed(older)]:
-        try:
-            return open_dictionary(path)
-        except StoreError as error:
-            logger.warning("%s; trying the checkpoint before", error)
-    return open_dictionary(newest)  # none can be read: say what is wrong with the newest
+    _, dictionary, damaged = readable_checkpoint(run)
+    for error in damaged:
+        logger.warning("%s; trying the checkpoint before", error)
+    return dictionary
 
 
 def require_same_fit(run: str, stored: Dictionary, params: dict[str, Any], source: str) -> None:
@@ -60,6 +57,6 @@ def telling_what_is_safe(run: str, emit: Callable[[events.Event], None]) -> Iter
         done = int(Path(newest).stem.rpartition("-")[2]) if newest else 0
         safe = f"{newest} is intact; go on with resume=True (--resume)" if newest else "there is no checkpoint yet"
         message = f"{' '.join(str(error).split()) or 'interrupted'}; {safe}"
-        logger.warning("the fit stopped: %s", message)
+        logger.info("the fit stopped: %s", message)  # whoever catches the error shows it
         emit(events.FitStopped(done, newest, message))
         raise type(error)(message) from error
