@@ -47,13 +47,21 @@ def require_same_fit(run: str, stored: Dictionary, params: dict[str, Any], sourc
         )
 
 
+def _intact(run: str) -> str:
+    """Newest checkpoint of a run that can be read; empty if there is none."""
+    try:
+        return readable_checkpoint(run)[0] if latest_checkpoint(run) else ""
+    except (StoreError, MismatchError):
+        return ""
+
+
 @contextmanager
 def telling_what_is_safe(run: str, emit: Callable[[events.Event], None]) -> Iterator[None]:
     """Let an interruption, a lost cluster or a failing store end a fit with word of the newest checkpoint."""
     try:
         yield
     except (KeyboardInterrupt, ClusterError, StoreError) as error:
-        newest = latest_checkpoint(run) or ""
+        newest = _intact(run)
         done = int(Path(newest).stem.rpartition("-")[2]) if newest else 0
         safe = f"{newest} is intact; go on with resume=True (--resume)" if newest else "there is no checkpoint yet"
         message = f"{' '.join(str(error).split()) or 'interrupted'}; {safe}"

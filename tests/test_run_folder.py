@@ -164,6 +164,14 @@ def test_resume_goes_on_from_the_one_that_can_be_read_and_says_so_once(damaged, 
     assert open_dictionary(damaged).iteration == 3
 
 
+def test_a_fit_that_stops_calls_only_that_one_intact(damaged, store):
+    for path in Path(store, "activations").glob("c.*"):
+        path.write_bytes(path.read_bytes()[:100])
+    err = refused("fit", store, damaged, "--resume", "--n-iter", 3)
+    assert "checkpoint-000001.zarr is intact; go on with resume=True (--resume)" in err
+    assert "checkpoint-000002.zarr" not in err
+
+
 def test_when_none_can_be_read_nothing_is_called_intact(damaged, store):
     Path(checkpoints(damaged)[0], "dictionary/c/0/0").unlink()
     err = refused("fit", store, damaged, "--resume")
