@@ -109,10 +109,24 @@ class JobProgress(Event):
 Callback = Callable[[Any], None]
 
 
+# Callbacks that have failed in the run at work, by identity; kept here, so that no other can get the same.
+_failed: dict[int, Callback] = {}
+
+
 def emit(callbacks: Iterable[Callback], event: Event) -> None:
-    """Hand an event to every subscriber; an error in one of them is logged, never the end of a long run."""
+    """Hand an event to every subscriber; an error in one of them is logged, never the end of a long run.
+
+    One line for each that fails, the first time in a fit; where it failed is logged for DEBUG.
+    """
     for callback in callbacks:
+        if isinstance(event, FitStarted):
+            _failed.pop(id(callback), None)
         try:
             callback(event)
-        except Exception:
-            logger.exception("a progress callback failed on %s; the run goes on", type(event).__name__)
+        except Exception as error:
+            kind = type(event).__name__
+            logger.debug("a progress callback failed on %s", kind, exc_info=True)
+            if id(callback) not in _failed:
+                _failed[id(callback)] = callback
+                what = " ".join(f"{type(error).__name__}: {error}".split())
+                logger.warning("a progress callback failed on %s (%s); the run goes on", kind, what)

@@ -10,7 +10,7 @@ from typing import Any
 
 from dbksvd_dask import events
 from dbksvd_dask.errors import ClusterError, MismatchError, StoreError
-from dbksvd_dask.store.dictionary import Dictionary, checkpoints, latest_checkpoint, open_dictionary
+from dbksvd_dask.store.dictionary import Dictionary, latest_checkpoint, readable_checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -20,13 +20,10 @@ MAY_CHANGE = frozenset({"n_iter", "device"})
 
 def newest_readable(run: str) -> Dictionary:
     """Newest checkpoint of a run that can be read; those that a failing disk has damaged are passed over."""
-    *older, newest = checkpoints(run)
-    for path in [newest, *reversed(older)]:
-        try:
-            return open_dictionary(path)
-        except StoreError as error:
-            logger.warning("%s; trying the checkpoint before", error)
-    return open_dictionary(newest)  # none can be read: say what is wrong with the newest
+    _, dictionary, damaged = readable_checkpoint(run)
+    for error in damaged:
+        logger.warning("%s; trying the checkpoint before", error)
+    return dictionary
 
 
 def require_same_fit(run: str, stored: Dictionary, params: dict[str, Any], source: str) -> None:
@@ -50,16 +47,24 @@ def require_same_fit(run: str, stored: Dictionary, params: dict[str, Any], sourc
         )
 
 
+def _intact(run: str) -> str:
+    """Newest checkpoint of a run that can be read; empty if there is none."""
+    try:
+        return readable_checkpoint(run)[0] if latest_checkpoint(run) else ""
+    except (StoreError, MismatchError):
+        return ""
+
+
 @contextmanager
 def telling_what_is_safe(run: str, emit: Callable[[events.Event], None]) -> Iterator[None]:
     """Let an interruption, a lost cluster or a failing store end a fit with word of the newest checkpoint."""
     try:
         yield
     except (KeyboardInterrupt, ClusterError, StoreError) as error:
-        newest = latest_checkpoint(run) or ""
+        newest = _intact(run)
         done = int(Path(newest).stem.rpartition("-")[2]) if newest else 0
         safe = f"{newest} is intact; go on with resume=True (--resume)" if newest else "there is no checkpoint yet"
         message = f"{' '.join(str(error).split()) or 'interrupted'}; {safe}"
-        logger.warning("the fit stopped: %s", message)
+        logger.info("the fit stopped: %s", message)  # whoever catches the error shows it
         emit(events.FitStopped(done, newest, message))
         raise type(error)(message) from error

@@ -26,6 +26,7 @@ from dbksvd_dask.params import DEVICES, FitParams, check_choice, check_integer, 
 from dbksvd_dask.placement import place
 from dbksvd_dask.reprs import fit_html
 from dbksvd_dask.specs import encode_spec, prior
+from dbksvd_dask.store.dictionary import run_folder
 from dbksvd_dask.store.sources import ArraySource, Source, as_source
 
 _PARAMS = FitParams.__dataclass_fields__
@@ -76,7 +77,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     seed : int, default 0
         Everything random follows from it.
     checkpoint : path or None, default None
-        Folder to which the state of the fit is written.
+        Local folder to which the state of the fit is written.
     callbacks : sequence of callables, default ()
         Each is called with progress events (`dbksvd_dask.events`).
     checkpoint_every : int, default 1
@@ -245,9 +246,9 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         y : ignored
         resume : go on from the newest checkpoint in the folder `checkpoint`, if there is one
         """
+        folder = None if self.checkpoint is None else run_folder(self.checkpoint)
         trainer = self._trainer(Y)
         every = check_integer("checkpoint_every", self.checkpoint_every, 1)
-        folder = None if self.checkpoint is None else os.fspath(self.checkpoint)
         state = trainer.fit(folder, every, resume)
         self._keep(state, Y)
         return self

@@ -11,16 +11,20 @@ from __future__ import annotations
 import dataclasses
 import html
 import json
+import logging
 import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from dbksvd_dask import events
 from dbksvd_dask.memory import in_bytes
+from dbksvd_dask.store.atomic import write_all
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -196,7 +200,7 @@ class TerminalBar:
         view = self.view
         if isinstance(event, events.FitStarted):
             self._bars.console.print(describe_start(event), highlight=False, markup=False)
-        if isinstance(event, events.Retrying | events.FitStopped):
+        if isinstance(event, events.Retrying):  # a stop is an error, which is shown anyway
             self._bars.console.print(view.note, highlight=False, markup=False)
         if view.n_iter:
             self._draw("fit", view.done, view.n_iter, view.count, describe(view, short=self._narrow))
@@ -215,24 +219,42 @@ class JsonLines:
 
     A line has `time` (seconds since 1970), `event` (the name of its class) and the fields of the event; numbers
     that JSON has no word for (NaN, infinity) are null. A fit that goes on after an interruption goes on in the
-    same file.
+    same file. An event that cannot be written, as on a full disk, is left out, and the first is told in the log of
+    the library: it never ends a run.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
-        self._file: Any = open(self.path, "a", encoding="utf-8")
+        self._file = open(self.path, "ab", buffering=0)
+        self._complete = True
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        try:
+            self._file.close()
+        except OSError as error:  # a network drive may refuse only now
+            self._tell(error)
 
     def __call__(self, event: events.Event) -> None:
         """Write one event."""
         line = {"time": time.time(), "event": type(event).__name__, **dataclasses.asdict(event)}
-        self._file.write(json.dumps(_plain(line), allow_nan=False) + "\n")
-        self._file.flush()
+        text = (json.dumps(_plain(line), allow_nan=False) + "\n").encode()
+        end = os.fstat(self._file.fileno()).st_size
+        try:
+            write_all(self._file, memoryview(text))
+        except OSError as error:
+            with suppress(OSError):  # no half line stays; a pipe cannot be cut
+                self._file.truncate(end)
+            self._tell(error)
+
+    def _tell(self, error: OSError) -> None:
+        """Say once that events are missing."""
+        if self._complete:
+            self._complete = False
+            reason = error.strerror or error
+            logger.warning("the log %s is incomplete: %s; the run is not affected", self.path, reason)
 
 
 def _plain(value: Any) -> Any:

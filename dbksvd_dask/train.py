@@ -420,8 +420,8 @@ class Trainer:
         found = latest_checkpoint(checkpoint)
         if found is not None and not resume:
             raise StoreError(
-                f"{checkpoint} holds a fit already ({found}); go on with resume=True (--resume), or choose "
-                "another folder"
+                f"{checkpoint} holds a fit already ({found}); go on with resume=True (--resume), choose "
+                "another folder, or throw that fit away (--force)"
             )
 
         def save(current: FitState) -> None:
@@ -429,8 +429,9 @@ class Trainer:
                 path = write_checkpoint(checkpoint, self.to_dictionary(current))
                 self._emit(events.CheckpointWritten(path, current.iteration))
 
+        resumed = None if found is None else self.resume(checkpoint)
         with keeping.telling_what_is_safe(checkpoint, self._emit):
-            return self.run(self.resume(checkpoint) if found is not None else self.start(), save)
+            return self.run(self.start() if resumed is None else resumed, save)
 
 
 def _part_size(n_rows: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 
 import numpy as np
 import pytest
@@ -47,6 +48,13 @@ def test_fit_gives_the_dictionary_of_the_library(tmp_path, store):
     assert "held-out variance explained" in out
     model = DBKSVD(24, 3, n_iter=2, chunk_size=128, batch_size=256, nonneg=True, seed=3).fit(store)
     np.testing.assert_array_equal(open_dictionary(tmp_path / "run").atoms, model.components_)
+
+
+def test_samples_without_an_error_to_tell_end_the_line_at_the_time(tmp_path):
+    alone = jobs.write_store(tmp_path / "one.zarr", jobs.made_up(1, 16), 1)
+    code, out, err = jobs.command("fit", alone, tmp_path / "run", "--n-atoms", 4, "--k", 1, "--n-iter", 1)
+    assert code == 0, err
+    assert re.fullmatch(r".*: 4 atoms, k=1, 1 iteration in [0-9.]+ s\n", out)
 
 
 def test_json_is_one_object_and_nothing_else_is_said(tmp_path, store):
@@ -136,6 +144,7 @@ def test_plan_says_what_it_takes_and_does_nothing(tmp_path, store):
     assert plan["passes"] == pytest.approx(2 * 256 / 540)
     assert plan["read_bytes"] == (2 * (256 + 60) + 540) * 16 * 4
     assert plan["estimated_seconds"] > 0
+    assert plan["not_estimated"].startswith("start-up: a few seconds")
     assert plan["memory_bytes"] == DBKSVD(24, 3, batch_size=256, chunk_size=128).plan(store).total
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C on the command line: one line, the checkpoint named, exit code 130."""
+"""Ctrl-C on the command line: one line, what is kept and how to go on, exit code 130."""
 
 import os
 import signal
@@ -7,7 +7,9 @@ import sys
 import time
 
 import numpy as np
+import pytest
 
+from dbksvd_dask.cli import main
 from dbksvd_dask.store.dictionary import latest_checkpoint, open_dictionary
 
 
@@ -35,8 +37,38 @@ def test_ctrl_c_leaves_the_checkpoint_and_says_where_it_is(tmp_path):
     finally:
         run.kill()
     assert run.returncode == 130, errors
-    last = errors.strip().splitlines()[-1]
+    told = [line for line in errors.strip().splitlines() if not line.startswith("fit: ")]  # those tell progress
+    (last,) = told
     assert last.startswith("dbksvd: ")
     assert "checkpoint" in last
+    assert "is intact; go on with resume=True (--resume)" in last
     assert "Traceback" not in errors
     assert open_dictionary(folder).iteration >= 1
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (("import", "a.npy", "b.zarr"), "what is done is kept; the same command goes on"),
+        (("shuffle", "a.zarr", "b.zarr", "--seed", "0"), "what is done is kept; the same command goes on"),
+        (("encode", "a.zarr", "run", "c.zarr"), "what is done is kept; the same command goes on"),
+        (("fit", "a.zarr", "run", "--n-atoms", "4", "--k", "1"), "the same command with --resume goes on"),
+        (("info", "a.zarr"), None),
+    ],
+)
+def test_ctrl_c_says_how_to_go_on(capsys, monkeypatch, args, text):
+    def pressed(*_, **__):
+        raise KeyboardInterrupt
+
+    for module, name in (
+        ("dbksvd_dask.import_job", "import_activations"),
+        ("dbksvd_dask.shuffle_job", "shuffle_activations"),
+        ("dbksvd_dask.encode_job", "encode_store"),
+        ("dbksvd_dask.store.rows", "open_rows"),
+        ("dbksvd_dask.store.remote", "exists"),
+    ):
+        monkeypatch.setattr(f"{module}.{name}", pressed)
+    with pytest.raises(SystemExit) as end:
+        main(list(args))
+    assert end.value.code == 130
+    assert capsys.readouterr().err.strip() == "dbksvd: interrupted" + (f"; {text}" if text else "")

@@ -120,6 +120,18 @@ def test_existing_folder_is_one_line_of_error(run, tmp_path, capsys):
     assert dbksvd("export", "saelens", run, tmp_path / "sae", *NAMES, "--force") == 0
 
 
+def test_help_has_examples_and_says_what_force_does_here(capsys):
+    assert dbksvd("export", "--help") == 0
+    out = capsys.readouterr().out
+    assert "dbksvd export saelens run sae --model-name gpt2-small" in out
+    assert "dbksvd export hf run folder --repo-id me/gpt2-atoms" in out
+    for command, name in (("export saelens", "OUT"), ("export hf", "OUT"), ("import-dictionary", "DST")):
+        assert dbksvd(*command.split(), "--help") == 0
+        out = capsys.readouterr().out
+        assert f"Replace {name} if it is there." in out
+        assert "unfinished work" not in out
+
+
 def test_hf_writes_a_card(run, tmp_path):
     assert dbksvd("export", "hf", run, tmp_path / "hf", "--repo-id", "me/atoms", "--license", "mit") == 0
     head, body = naive_saelens.read_card((tmp_path / "hf" / "README.md").read_text())

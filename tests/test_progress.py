@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import math
+import os
 
 import pytest
 from rich.console import Console
@@ -78,6 +80,24 @@ def test_a_failing_subscriber_does_not_end_the_run(store, caplog):
     assert "a progress callback failed" in caplog.text
 
 
+def test_a_failing_subscriber_is_told_once_a_fit_and_its_traceback_only_for_debug(store, caplog):
+    def fails(event):
+        raise RuntimeError("no\nscreen")
+
+    with caplog.at_level(logging.DEBUG, "dbksvd_dask"):
+        for _ in range(2):
+            clusters.on_threads(store, 1, callbacks=[fails], n_iter=1)
+    told = [r for r in caplog.records if "a progress callback failed" in r.message]
+    warnings = [r for r in told if r.levelno == logging.WARNING]
+    assert len(warnings) == 2, "one for each fit"
+    assert {r.getMessage() for r in warnings} == {
+        "a progress callback failed on FitStarted (RuntimeError: no screen); the run goes on"
+    }
+    assert all(r.exc_info is None for r in warnings)
+    assert all(r.exc_info for r in told if r.levelno == logging.DEBUG)
+    assert len(told) > 6
+
+
 # ---------------------------------------------------------------------------------------------- snapshot
 
 
@@ -135,12 +155,14 @@ def test_bar_shows_batches_error_and_notes(seen):
             bar(event)
         bar(events.Retrying(2, 1, 3, "a [worker] is gone"))
         bar(events.JobProgress("encode", 30, 120, "samples"))
+        bar(events.FitStopped(2, "", "the store is gone"))
     text = screen.getvalue()
     assert "3 of 3 batches" in text
     assert "planned peak memory per process: " in text
     assert "dashboard" not in text, "there is none on threads"
     assert "samples/s" in text
     assert "attempt 1 of 3 failed (a [worker] is gone); trying again" in text
+    assert "the store is gone" not in text, "whoever catches the error shows it"
     assert "30/120 samples" in text
 
 
@@ -178,6 +200,27 @@ def test_log_is_complete_at_any_time_and_strict_json(tmp_path):
     (line,) = path.read_text().splitlines()  # before it is closed: a killed run leaves whole lines
     assert json.loads(line, parse_constant=pytest.fail)["record"]["relative_error"] is None
     log.__exit__(None, None, None)
+
+
+def test_a_log_without_room_leaves_out_events_says_so_once_and_holds_whole_lines(tmp_path, caplog, monkeypatch):
+    path, room = tmp_path / "run.jsonl", 200
+
+    def write_some(file, view):
+        left = room - os.fstat(file.fileno()).st_size
+        file.write(view[:left])
+        if len(view) > left:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(progress, "write_all", write_some)
+    with progress.JsonLines(path) as log:
+        for _ in range(9):
+            log(events.CheckpointWritten("a", 1))
+            log(finished(0))
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert lines
+    assert {line["event"] for line in lines} == {"CheckpointWritten"}
+    (told,) = [r.getMessage() for r in caplog.records]
+    assert told == f"the log {path} is incomplete: No space left on device; the run is not affected"
 
 
 def test_subscribers_of_a_command(tmp_path):

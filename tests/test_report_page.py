@@ -310,6 +310,27 @@ def test_the_command_reads_picture_shapes(tmp_path):
     assert "'8by8' is not a shape; write 16x16x3" in done.output
 
 
+def test_a_picture_shape_counts_for_the_store_of_the_codes_too(tmp_path):
+    """Without --samples the store is the one that the codes name."""
+    store, _ = patch_store(tmp_path / "p.zarr")
+    run, codes = encoded(tmp_path, store, n_features=192)
+    args = ["report", run, "--codes", codes, "--out", str(tmp_path / "r.html"), "--image-shape"]
+    assert CliRunner().invoke(cli, [*args, "8x24"]).exit_code == 0
+    assert page_data(tmp_path / "r.html")[0]["tiles"]["width"] == 24
+    (tmp_path / "r.html").unlink()
+    done = CliRunner().invoke(cli, [*args, "3x3x3"])
+    assert isinstance(done.exception, InputError)
+    assert "shape=(3, 3, 3) does not fit 192 features" in str(done.exception)
+    assert not (tmp_path / "r.html").exists()
+
+
+def test_a_picture_shape_needs_a_store_of_pictures(tmp_path):
+    dictionary, codes, texts, _ = text_report_parts()
+    for samples in (None, texts):
+        with pytest.raises(InputError, match=r"image_shape=\(2, 4\) needs the store .* \(--samples STORE\)"):
+            write_report(dictionary, codes, tmp_path / "r.html", samples=samples, image_shape=(2, 4))
+
+
 def test_the_command_needs_texts_for_every_sample(tmp_path):
     store, _, _ = token_store(tmp_path)
     run, codes = encoded(tmp_path, store)

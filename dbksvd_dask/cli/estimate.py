@@ -11,6 +11,8 @@ import numpy as np
 # an iteration, benchmarks.jobs_encode 1.3 to 1.7 for an encode, by k and number of features).
 ITERATION_RATIO = 2.0
 ENCODE_RATIO = 1.5
+# What a plan says of the time that is not in its estimate: it depends on the machine and not on the data.
+START_UP = "start-up: a few seconds, and some ten more the first time, when the kernels are compiled"
 
 
 def product_speed(n_features: int, n_atoms: int, dtype: Any = np.float32) -> float:

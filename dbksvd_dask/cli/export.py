@@ -21,7 +21,11 @@ def command() -> None:
     """Write a dictionary for another tool.
 
     RUN is the folder of a fit, or a dictionary. Nothing here needs torch.
-    """
+
+    \b
+    dbksvd export saelens run sae --model-name gpt2-small --hook-name blocks.6.hook_resid_post
+    dbksvd export hf run folder --repo-id me/gpt2-atoms --license mit
+    """  # noqa: D301 - click needs the backspace character itself
 
 
 def _shared(function: F) -> F:
@@ -45,7 +49,7 @@ def _shared(function: F) -> F:
                 show_default=True,
                 help="Whether sequences began with the token that marks a beginning.",
             ),
-            common.force_option,
+            click.option("--force", is_flag=True, help="Replace OUT if it is there."),
             common.json_option,
         ]
     ):

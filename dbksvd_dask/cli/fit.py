@@ -49,9 +49,12 @@ def command(ctx: click.Context, /, store: str, run: str, as_json: bool, show_pla
     dbksvd fit store.zarr run --resume --n-iter 80
     dbksvd fit store.zarr run --n-atoms 16384 --k 64 --scheduler tcp://head:8786 --log run.jsonl
     """  # noqa: D301 - click needs the backspace character itself
+    from dbksvd_dask.store.dictionary import run_folder
+
     where, log = options.connection(given), given.pop("log")
     resume, force = given.pop("resume"), given.pop("force")
     store = options.seen_by_workers(store, where)
+    run = run_folder(run)
     params = _parameters(ctx, run, given, resume)
     if show_plan:
         common.report(_plan(store, params, where), as_json)
@@ -79,11 +82,11 @@ def _was_given(ctx: click.Context, name: str) -> bool:
 
 def _stored(run: str) -> dict[str, Any]:
     """Parameters of the fit in a folder; none when there is no fit yet."""
-    from dbksvd_dask.store.dictionary import latest_checkpoint, open_dictionary
+    from dbksvd_dask.store.dictionary import latest_checkpoint, readable_checkpoint
 
     if latest_checkpoint(run) is None:
         return {}
-    found = open_dictionary(run)
+    _, found, _ = readable_checkpoint(run)  # the fit tells which are damaged
     stored = {name: value for name, value in found.params.items() if name in PARAMETERS}
     if stored.get("init") == "array":
         stored["init"] = found.atoms  # only its being an array counts: the fit goes on from the checkpoint
@@ -103,8 +106,7 @@ def _fit(
     """Run the fit; what to report."""
     from dbksvd_dask import cluster
     from dbksvd_dask.model import DBKSVD
-    from dbksvd_dask.store import remote
-    from dbksvd_dask.store.dictionary import checkpoints
+    from dbksvd_dask.store.dictionary import remove_checkpoints
     from dbksvd_dask.store.rows import open_rows
 
     open_rows(store)  # a missing store needs no cluster
@@ -113,8 +115,7 @@ def _fit(
         model = DBKSVD(**params, checkpoint=run, callbacks=callbacks)
         if force and not resume:
             model._trainer(store)  # whatever is wrong with data and parameters, before anything is thrown away
-            for path in checkpoints(run):
-                remote.remove(path)
+            remove_checkpoints(run)
         model.fit(store, resume=resume)
     seconds = time.perf_counter() - began
     last = {str(name): float(values[-1]) for name, values in model.history_.items()}
@@ -134,16 +135,15 @@ def _describe(run: str, model: Any, last: dict[str, float | None], seconds: floa
         )
         if last.get(name) is not None
     ]
-    return (
-        f"{run}: {model.n_atoms} atoms, k={model.k}, {model.n_iter_} iterations in "
-        f"{common.format_seconds(seconds)}; {', '.join(figures)}"
-    )
+    done = f"{model.n_iter_} iteration{'s' * (model.n_iter_ != 1)} in {common.format_seconds(seconds)}"
+    told = f"; {', '.join(figures)}" if figures else ""  # samples that are all alike have no error
+    return f"{run}: {model.n_atoms} atoms, k={model.k}, {done}{told}"
 
 
 def _plan(store: str, params: dict[str, Any], where: dict[str, Any]) -> dict[str, Any]:
     """What the fit would take; on a running cluster as it is now, with --workers on one process as a bound."""
     from dbksvd_dask import cluster
-    from dbksvd_dask.cli.estimate import ITERATION_RATIO, product_speed, read_speed
+    from dbksvd_dask.cli.estimate import ITERATION_RATIO, START_UP, product_speed, read_speed
     from dbksvd_dask.model import DBKSVD
     from dbksvd_dask.store.rows import open_rows
     from dbksvd_dask.train import MEAN_ROWS
@@ -175,4 +175,5 @@ def _plan(store: str, params: dict[str, Any], where: dict[str, Any]) -> dict[str
         "memory": planned.describe(),
         "estimated_seconds": seconds,
         "estimated_for": "the cores of this machine",
+        "not_estimated": START_UP,
     }

@@ -36,7 +36,7 @@ def describe(path: str, verify: bool = False) -> dict[str, Any]:
     path : path or fsspec URL
         A store, a dictionary, codes, a checkpoint, or files that can be imported.
     verify : bool
-        Also read everything and compare checksums, where there are any.
+        Also read everything and compare checksums; what has none is refused.
     """
     if not remote.exists(path):
         unfinished = remote.exists(f"{remote.normalise(path)}.partial")

@@ -19,6 +19,10 @@ def describe_unfinished(path: str, verify: bool) -> dict[str, Any] | None:
     begun = remote.join(path, PARTS, "plan.json")
     if not remote.exists(begun):
         return None
+    if verify:
+        raise InputError(
+            f"{path} is unfinished and cannot be verified yet; finish it with the command it began with"
+        )
     plan = StorePlan.from_json(atomic.read_json(begun))
     done = len(atomic.Ledger(remote.join(path, PARTS), "chunk").parts())
     total = None if plan.n_samples is None else -(-plan.n_samples // plan.chunk_rows)
@@ -88,6 +92,10 @@ def describe_source(path: str, verify: bool) -> dict[str, Any] | None:
         files = find_files(path)
     except DBKSVDError:
         return None
+    if verify:
+        raise InputError(
+            f"{path} has no checksums to verify; `dbksvd import {path} STORE` makes a store, which has some"
+        )
     file = open_file(*files[0])
     try:
         arrays = {name or "unnamed": f"{i.dtype} {i.shape}" for name, i in file.arrays.items()}

@@ -11,7 +11,13 @@ from dbksvd_dask.store import remote
 from dbksvd_dask.store.code_writer import CodesPlan, CodesWriter
 from dbksvd_dask.store.codes import CODES_FORMAT, codes_attributes, dictionary_fingerprint, verify_codes
 from dbksvd_dask.store.dictionary import FORMAT as DICTIONARY_FORMAT
-from dbksvd_dask.store.dictionary import Dictionary, checkpoints, open_dictionary
+from dbksvd_dask.store.dictionary import (
+    Dictionary,
+    checkpoints,
+    is_zarr,
+    open_dictionary,
+    verify_dictionary,
+)
 
 
 def describe_codes(path: str, verify: bool) -> dict[str, Any] | None:
@@ -20,6 +26,10 @@ def describe_codes(path: str, verify: bool) -> dict[str, Any] | None:
     if attributes.get("format") != CODES_FORMAT:
         return None
     if not attributes.get("complete"):
+        if verify:
+            raise InputError(
+                f"{path} is unfinished and cannot be verified yet; finish it with the command it began with"
+            )
         return _unfinished(path, attributes)
     attributes = codes_attributes(path)
     plan = CodesPlan.of_store(attributes)
@@ -55,11 +65,9 @@ def _unfinished(path: str, attributes: dict[str, Any]) -> dict[str, Any]:
 
 def describe_dictionary(path: str, verify: bool) -> dict[str, Any] | None:
     """Describe a dictionary, a checkpoint, or the folder of a fit by its newest checkpoint."""
-    found = [] if remote.is_remote(path) else checkpoints(path)
+    found = [] if remote.is_remote(path) or is_zarr(path) else checkpoints(path)
     if not found and _attributes(path).get("format") != DICTIONARY_FORMAT:
         return None
-    if verify:
-        raise InputError(f"{path} carries no checksums; its atoms are checked whenever it is opened")
     dictionary = open_dictionary(path)
     fields: dict[str, Any] = {
         "kind": "run" if found else "dictionary",
@@ -76,6 +84,8 @@ def describe_dictionary(path: str, verify: bool) -> dict[str, Any] | None:
     if found:
         fields["checkpoints"] = [os.path.basename(name) for name in found]
         fields["finished"] = dictionary.iteration >= dictionary.params.get("n_iter", math.inf)
+    if verify:
+        fields["verified"] = f"{verify_dictionary(path)} arrays agree with their checksums"
     return fields | ({"extra": dictionary.extra} if dictionary.extra else {})
 
 

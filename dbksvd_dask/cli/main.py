@@ -24,6 +24,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "import-dictionary": ("dbksvd_dask.cli.import_dictionary", "Read a dictionary of another tool."),
 }
 
+# how to go on after Ctrl-C, where the command itself has not said it
+GO_ON = {
+    **dict.fromkeys(("import", "shuffle", "encode"), "what is done is kept; the same command goes on"),
+    "fit": "the same command with --resume goes on",
+}
+
 
 class LazyGroup(click.Group):
     """A click group whose commands live in modules that are imported on first use."""
@@ -82,6 +88,12 @@ def _run(args: list[str]) -> NoReturn:
         raise cause if isinstance(cause, KeyboardInterrupt) else KeyboardInterrupt from error
 
 
+def _how_to_go_on(args: list[str]) -> list[str]:
+    """What to say after Ctrl-C in a command; nothing for one that has nothing to go on with."""
+    name = next((a for a in args if not a.startswith("-")), "")
+    return [GO_ON[name]] if name in GO_ON else []
+
+
 def main(argv: list[str] | None = None) -> NoReturn:
     """Run the command line; errors become one line and exit code 1, with a traceback only for -v."""
     args = list(sys.argv[1:] if argv is None else argv)
@@ -106,6 +118,6 @@ def main(argv: list[str] | None = None) -> NoReturn:
         if verbose:
             raise
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # reads cut short need no word
-        message = " ".join(str(error).split()) or "interrupted"
+        message = " ".join(str(error).split()) or "; ".join(["interrupted", *_how_to_go_on(args)])
         click.echo(f"dbksvd: {message}", err=True)
         sys.exit(130)

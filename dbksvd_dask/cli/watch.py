@@ -57,7 +57,7 @@ class Lines:
             return f"{event.job}: {event.done} of {event.total} {event.unit}"
         if isinstance(event, events.BatchFinished):
             return f"fit: {self._view.count}, {describe(self._view)}"
-        if isinstance(event, events.Retrying | events.FitStopped):
+        if isinstance(event, events.Retrying):
             self._last = -self._every  # out of the ordinary: at once
             return self._view.note
         return None

@@ -79,7 +79,15 @@ def open_inputs(
         raise InputError(f"codes are a {type(dataset).__name__}; pass a codes store or what transform() returned")
     require_same_dictionary(dataset, dictionary)
     total = int(dataset.sizes["sample"])
-    found = open_samples(samples, total, image_shape) if samples is not None else _recorded(dataset, total)
+    if samples is None:
+        found = _recorded(dataset, total, image_shape)
+    else:
+        found = open_samples(samples, total, image_shape)
+    if image_shape is not None and found.kind != "image":
+        raise InputError(
+            f"image_shape={tuple(image_shape)} needs the store whose rows are the pictures; give it as "
+            "samples=STORE (--samples STORE)"
+        )
     reader = CodeReader(dataset, dictionary.n_atoms, max_samples)
     whole = path is not None and reader.n_samples == total
     statistics = open_statistics(path) if path is not None and whole else None
@@ -120,8 +128,8 @@ def require_same_dictionary(codes: xr.Dataset, dictionary: Dictionary) -> None:
         )
 
 
-def _recorded(codes: xr.Dataset, n_samples: int) -> Samples:
-    """The samples of the store that the codes name, if it is still there and says what they are."""
+def _recorded(codes: xr.Dataset, n_samples: int, image_shape: Sequence[int] | None) -> Samples:
+    """The samples of the store that the codes name, if it is still there and it is known what they are."""
     stated = codes.attrs.get("store")
     path = stated.get("path") if isinstance(stated, Mapping) else None
     if not path or not is_store(path):
@@ -129,8 +137,10 @@ def _recorded(codes: xr.Dataset, n_samples: int) -> Samples:
     try:
         if fingerprint(path) != stated["fingerprint"]:
             return Samples(n_samples)
-        return open_samples(path, n_samples)
+        return open_samples(path, n_samples, image_shape)
     except (StoreError, InputError) as error:
+        if image_shape is not None:  # asked for: no page without the pictures
+            raise
         logger.info("the report shows sample numbers only: %s", error)
         return Samples(n_samples)
 

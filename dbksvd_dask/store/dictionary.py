@@ -3,7 +3,7 @@
 A dictionary is a Zarr group with `dictionary` (atom, feature) and `mean` (feature,), and in its attributes the
 format, the parameters, the source, the iteration and the history. The folder of a fit ("run") holds one such
 group per checkpoint, ``checkpoint-000040.zarr``: written aside, then renamed, the one before kept. A run can be
-given wherever a dictionary is wanted; its newest checkpoint is meant. Nothing is pickled.
+given wherever a dictionary is wanted; its newest checkpoint is meant. Both are local folders. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import zarr
 import dbksvd_dask
 from dbksvd_dask.errors import MismatchError, StoreError
 from dbksvd_dask.reprs import dictionary_html
+from dbksvd_dask.store import remote
 from dbksvd_dask.store.atomic import aside, fsync_path, publish
 
 FORMAT = "dbksvd-dictionary"
@@ -31,6 +32,9 @@ VERSION = 1
 KEEP = 2  # checkpoints of a run that are kept: the newest and the one before
 
 _CHECKPOINT = re.compile(r"checkpoint-(\d{6,})\.zarr")
+# What may lie in a folder beside the checkpoints of a fit: what a kill left of one, logs, hidden files.
+_BESIDE = re.compile(r"checkpoint-.*|.*\.(jsonl|log|out|err)|\..*")
+_ZARR_NAMES = ("zarr.json", ".zgroup", ".zarray")
 
 _ARRAYS = ("dictionary", "mean", "counts", "previous", "weights")
 
@@ -103,13 +107,13 @@ def _plain(value: Any) -> Any:
 
 def save_dictionary(path: PathLike, dictionary: Dictionary, *, overwrite: bool = False) -> str:
     """Write a dictionary: aside first, then renamed to `path`."""
-    target = os.fspath(path)
+    target = _local(path, "a dictionary")
     if os.path.exists(target) and not overwrite:
         raise StoreError(f"{target} exists already; choose another path or say overwrite (--force)")
-    Path(target).parent.mkdir(parents=True, exist_ok=True)
     work = aside(target)
     shutil.rmtree(work, ignore_errors=True)
     try:
+        Path(target).parent.mkdir(parents=True, exist_ok=True)
         _write(work, dictionary)
         _to_disk(work)
     except OSError as error:
@@ -184,23 +188,56 @@ def open_dictionary(path: PathLike) -> Dictionary:
     ----------
     path : folder written by `save_dictionary`, or the folder of a fit
     """
-    where = os.fspath(path)
+    where = _local(path, "a dictionary or a run")
     if not os.path.exists(where):
         raise StoreError(f"{where} does not exist; give a dictionary or the folder of a fit")
-    if not os.path.exists(os.path.join(where, "zarr.json")):
-        newest = latest_checkpoint(where)
-        if newest is None:
-            raise StoreError(f"{where} holds no dictionary and no checkpoint; give the folder of a fit")
-        where = newest
+    if is_zarr(where):
+        return _open(where)
+    if not checkpoints(where):
+        raise StoreError(f"{where} holds no dictionary and no checkpoint; give the folder of a fit")
+    readable, dictionary, damaged = readable_checkpoint(where)
+    if damaged:
+        raise StoreError(
+            f"{damaged[0]}; {readable} can be read: give that one, or go on from it with resume=True (--resume)"
+        )
+    return dictionary
+
+
+def _open(where: str) -> Dictionary:
+    """Read the dictionary in the Zarr group `where`."""
     try:
         group = zarr.open_group(where, mode="r")
         attrs = dict(group.attrs)
         _check_format(where, attrs)
-        return _read(group, attrs)
+        return _read(where, group, attrs)
     except (KeyError, ValueError, OSError) as error:
         if isinstance(error, StoreError | MismatchError):
             raise
         raise StoreError(f"{where} cannot be read as a dictionary: {error}; it may be truncated") from error
+
+
+def verify_dictionary(path: PathLike) -> int:
+    """Compare every array of a dictionary, or of all checkpoints of a run, with its checksum.
+
+    Returns
+    -------
+    int
+        The number of arrays that were compared.
+
+    Raises
+    ------
+    StoreError
+        When one is missing or differs, or there are no checksums.
+    """
+    where = _local(path, "a dictionary or a run")
+    count = 0
+    for one in [where] if is_zarr(where) else checkpoints(where):
+        _open(one)  # compares them
+        checksums = zarr.open_group(one, mode="r").attrs.get("crc32")
+        if not isinstance(checksums, dict) or not checksums:
+            raise StoreError(f"{one} has no checksums to verify; it was not written by this package")
+        count += len(checksums)
+    return count
 
 
 def _check_format(where: str, attrs: dict[str, Any]) -> None:
@@ -214,12 +251,12 @@ def _check_format(where: str, attrs: dict[str, Any]) -> None:
         )
 
 
-def _read(group: zarr.Group, attrs: dict[str, Any]) -> Dictionary:
+def _read(where: str, group: zarr.Group, attrs: dict[str, Any]) -> Dictionary:
     arrays = {name: np.asarray(group[name][...]) for name in _ARRAYS if name in group}
     for name, expected in attrs.get("crc32", {}).items():
         # Zarr reads a chunk that is not there as zeros, without a word
         if name not in arrays or _checksum(arrays[name]) != expected:
-            raise StoreError(f"{group.store_path} is damaged: its array `{name}` is not what was written")
+            raise StoreError(f"{where} is damaged: its array `{name}` is not what was written")
     atoms = arrays["dictionary"]
     if not np.allclose(np.linalg.norm(atoms.astype(np.float64), axis=1), 1.0, atol=1e-3):
         raise StoreError("atoms are not of unit norm, so a chunk of the dictionary is missing or damaged")
@@ -240,6 +277,42 @@ def _read(group: zarr.Group, attrs: dict[str, Any]) -> Dictionary:
     )
 
 
+# ---------------------------------------------------------------------------------------------- places
+
+
+def is_zarr(folder: PathLike) -> bool:
+    """Whether a folder is itself a Zarr group or array."""
+    return any(os.path.exists(os.path.join(folder, name)) for name in _ZARR_NAMES)
+
+
+def _local(path: PathLike, what: str) -> str:
+    """Path in the local file system; URLs of others are refused."""
+    if remote.is_remote(path):
+        raise StoreError(f"{what} must be a local folder, got {path}; use a local path and copy the folder")
+    return remote.normalise(path)
+
+
+def run_folder(path: PathLike) -> str:
+    """Path of a folder that holds a fit or may take one.
+
+    Raises
+    ------
+    StoreError
+        When it is on a remote, or is something else already: a file, a store, a folder of other things.
+    """
+    run = _local(path, "a run")
+    if not os.path.lexists(run):
+        return run
+    if not os.path.isdir(run):
+        raise StoreError(f"{run} is a file, and a run is a folder; choose another name for the run")
+    if is_zarr(run):
+        raise StoreError(f"{run} is a Zarr store, not the folder of a fit; choose another folder for the run")
+    others = [] if checkpoints(run) else sorted(n for n in os.listdir(run) if not _BESIDE.fullmatch(n))
+    if others:
+        raise StoreError(f"{run} holds {others[0]} and no fit; choose a new or an empty folder for the run")
+    return run
+
+
 # ---------------------------------------------------------------------------------------------- runs
 
 
@@ -255,6 +328,37 @@ def latest_checkpoint(run: PathLike) -> str | None:
     """Newest checkpoint of a run, or None."""
     found = checkpoints(run)
     return found[-1] if found else None
+
+
+def readable_checkpoint(run: PathLike) -> tuple[str, Dictionary, list[StoreError]]:
+    """Newest checkpoint of a run that can be read, and what is wrong with those after it.
+
+    Raises
+    ------
+    StoreError
+        When none can be read: what is wrong with the newest.
+    """
+    damaged: list[StoreError] = []
+    for path in reversed(checkpoints(run)):
+        try:
+            return path, _open(path), damaged
+        except StoreError as error:
+            damaged.append(error)
+    raise damaged[0]
+
+
+def remove_checkpoints(run: PathLike) -> None:
+    """Delete the fit in a folder; what is deleted in part only goes no more by the name of a checkpoint."""
+    for path in checkpoints(run):
+        doomed = f"{path}.replaced"
+        shutil.rmtree(doomed, ignore_errors=True)
+        try:
+            os.rename(path, doomed)
+            shutil.rmtree(doomed)
+        except OSError as error:
+            raise StoreError(
+                f"could not delete {path}: {error.strerror or error}; make it writable or choose another folder"
+            ) from error
 
 
 def write_checkpoint(run: PathLike, dictionary: Dictionary) -> str:
