@@ -307,7 +307,7 @@ def test_force_replaces_codes_only(taken, tmp_path, store, run):
     (tmp_path / "file").touch()
     out = {"store": store, "run": run}.get(taken, tmp_path / taken)
     before = tree(out) if os.path.isdir(out) else None
-    with pytest.raises(StoreError, match=r"only codes may take the place of codes, even with --force"):
+    with pytest.raises(StoreError, match=r"--force replaces only a codes store"):
         encode_store(store, run, out, force=True)
     assert os.path.isfile(out) or tree(out) == before
     assert not [name for name in os.listdir(tmp_path) if name.endswith(".partial")]

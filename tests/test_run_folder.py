@@ -83,27 +83,39 @@ def test_a_local_url_is_the_path_it_names(tmp_path, store, monkeypatch):
 
 
 @pytest.mark.parametrize("more", [(), ("--force",), ("--resume",)])
-def test_a_store_a_file_and_other_folders_are_never_taken_for_a_run(tmp_path, store, more):
+def test_a_store_and_a_file_are_never_taken_for_a_run(tmp_path, store, more):
     (tmp_path / "file.npy").write_bytes(b"numbers")
-    (tmp_path / "papers").mkdir()
-    (tmp_path / "papers" / "thesis.tex").write_text("years of work")
     before = jobs.tree(tmp_path)
     for name, text in (
         ("store.zarr", "store.zarr is a Zarr store, not the folder of a fit; choose another folder"),
         ("file.npy", "file.npy is a file, and a run is a folder; choose another name"),
-        ("papers", "papers holds thesis.tex and no fit; choose a new or an empty folder"),
     ):
         assert text in refused("fit", store, tmp_path / name, *SMALL, *more)
     assert jobs.tree(tmp_path) == before
 
 
-def test_an_empty_folder_logs_and_what_a_kill_left_are_no_hindrance(tmp_path, store):
+def test_what_lies_beside_the_checkpoints_is_left_alone(tmp_path, store):
     run = tmp_path / "run"
     (run / "checkpoint-000001.zarr.partial").mkdir(parents=True)
-    (run / ".hidden").touch()
-    code, _, err = jobs.command("fit", store, run, *SMALL, "--log", run / "events.jsonl")
-    assert code == 0, err
-    assert open_dictionary(run).iteration == 2
+    (run / "thesis.tex").write_text("years of work")
+    for more in ((), ("--force",), ("--resume", "--n-iter", 3)):
+        code, _, err = jobs.command("fit", store, run, *SMALL, "--log", run / "events.jsonl", *more)
+        assert code == 0, err
+        assert (run / "thesis.tex").read_text() == "years of work"
+    assert open_dictionary(run).iteration == 3
+
+
+def test_a_dictionary_takes_the_place_of_dictionaries_only(tmp_path, store):
+    made = Dictionary(np.eye(2, dtype=np.float32), None, {"n_atoms": 2, "k": 1})
+    for _ in ("new", "again"):
+        save_dictionary(tmp_path / "d", made, overwrite=True)
+    (tmp_path / "papers").mkdir()
+    (tmp_path / "papers" / "thesis.tex").touch()
+    for name in ("store.zarr", "papers"):
+        with pytest.raises(StoreError, match="--force replaces only a dictionary"):
+            save_dictionary(tmp_path / name, made, overwrite=True)
+    assert (tmp_path / "papers" / "thesis.tex").exists()
+    assert jobs.command("info", store)[0] == 0
 
 
 def test_info_sees_a_store_where_checkpoints_lie_in_it(tmp_path, store, run):

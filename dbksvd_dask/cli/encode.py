@@ -99,7 +99,7 @@ def _plan(store: str, dictionary: str, path: str, **given: Any) -> dict[str, Any
     """What the encode would take."""
     import dask
 
-    from dbksvd_dask.cli.estimate import ENCODE_RATIO, product_speed, read_speed
+    from dbksvd_dask.cli.estimate import ENCODE_RATIO, START_UP, product_speed, read_speed
     from dbksvd_dask.encode_job import EncodeJob
     from dbksvd_dask.encoding import BLOCK_ROWS
     from dbksvd_dask.memory import BASE_BYTES
@@ -134,4 +134,5 @@ def _plan(store: str, dictionary: str, path: str, **given: Any) -> dict[str, Any
         "written_bytes": plan.nbytes(rows),
         "memory_bytes": threads * task + shared + BASE_BYTES,
         "estimated_seconds": seconds,
+        "not_estimated": START_UP,
     }

@@ -26,14 +26,13 @@ from dbksvd_dask.errors import MismatchError, StoreError
 from dbksvd_dask.reprs import dictionary_html
 from dbksvd_dask.store import remote
 from dbksvd_dask.store.atomic import aside, fsync_path, publish
+from dbksvd_dask.store.layout import require_replaceable
 
 FORMAT = "dbksvd-dictionary"
 VERSION = 1
 KEEP = 2  # checkpoints of a run that are kept: the newest and the one before
 
 _CHECKPOINT = re.compile(r"checkpoint-(\d{6,})\.zarr")
-# What may lie in a folder beside the checkpoints of a fit: what a kill left of one, logs, hidden files.
-_BESIDE = re.compile(r"checkpoint-.*|.*\.(jsonl|log|out|err)|\..*")
 _ZARR_NAMES = ("zarr.json", ".zgroup", ".zarray")
 
 _ARRAYS = ("dictionary", "mean", "counts", "previous", "weights")
@@ -110,6 +109,13 @@ def save_dictionary(path: PathLike, dictionary: Dictionary, *, overwrite: bool =
     target = _local(path, "a dictionary")
     if os.path.exists(target) and not overwrite:
         raise StoreError(f"{target} exists already; choose another path or say overwrite (--force)")
+    if os.path.exists(target):
+        require_replaceable(target, FORMAT)
+    return _publish(target, dictionary)
+
+
+def _publish(target: str, dictionary: Dictionary) -> str:
+    """Write a dictionary, in place of what is there."""
     work = aside(target)
     shutil.rmtree(work, ignore_errors=True)
     try:
@@ -121,7 +127,7 @@ def save_dictionary(path: PathLike, dictionary: Dictionary, *, overwrite: bool =
         raise StoreError(
             f"could not write {target}: {error.strerror or error}; what was there before is untouched"
         ) from error
-    publish(work, target, overwrite=overwrite)
+    publish(work, target, overwrite=True)
     return target
 
 
@@ -293,12 +299,12 @@ def _local(path: PathLike, what: str) -> str:
 
 
 def run_folder(path: PathLike) -> str:
-    """Path of a folder that holds a fit or may take one.
+    """Path of a folder that holds a fit or may take one; what else lies in it, logs or notes, is left alone.
 
     Raises
     ------
     StoreError
-        When it is on a remote, or is something else already: a file, a store, a folder of other things.
+        When it is on a remote, or is something else already: a file or a store.
     """
     run = _local(path, "a run")
     if not os.path.lexists(run):
@@ -307,9 +313,6 @@ def run_folder(path: PathLike) -> str:
         raise StoreError(f"{run} is a file, and a run is a folder; choose another name for the run")
     if is_zarr(run):
         raise StoreError(f"{run} is a Zarr store, not the folder of a fit; choose another folder for the run")
-    others = [] if checkpoints(run) else sorted(n for n in os.listdir(run) if not _BESIDE.fullmatch(n))
-    if others:
-        raise StoreError(f"{run} holds {others[0]} and no fit; choose a new or an empty folder for the run")
     return run
 
 
@@ -363,11 +366,8 @@ def remove_checkpoints(run: PathLike) -> None:
 
 def write_checkpoint(run: PathLike, dictionary: Dictionary) -> str:
     """Publish a checkpoint, then remove all but the newest `KEEP`."""
-    path = save_dictionary(
-        os.path.join(os.fspath(run), f"checkpoint-{dictionary.iteration:06d}.zarr"),
-        dictionary,
-        overwrite=True,
-    )
+    name = f"checkpoint-{dictionary.iteration:06d}.zarr"
+    path = _publish(os.path.join(_local(run, "a run"), name), dictionary)  # also in place of a damaged one
     for old in checkpoints(run)[:-KEEP]:
         shutil.rmtree(old, ignore_errors=True)
     return path

@@ -157,11 +157,12 @@ def require_replaceable(path: str, format_name: str) -> None:
     except StoreError:
         found = None
     if found != format_name:
-        kind = format_name.removeprefix("dbksvd-")
-        what = f"holds {found}" if found else "is something else"
+        kind = {"activations": "an activation store", "codes": "a codes store"}.get(
+            format_name.removeprefix("dbksvd-"), "a dictionary"
+        )
         raise StoreError(
-            f"{path} {what}, and only {kind} may take the place of {kind}, even with --force; choose another "
-            "name, or remove it yourself"
+            f"{path} is {found or 'something else'}, and --force replaces only {kind}; choose another name, or "
+            "remove it yourself"
         )
 
 
