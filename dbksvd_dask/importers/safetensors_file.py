@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import struct
+from typing import Any
 
 import numpy as np
 
 from dbksvd_dask.errors import StoreError
 from dbksvd_dask.importers.base import Hints, Region, RegionFile, SourceFile
+from dbksvd_dask.store.dtypes import BFLOAT16
 
 DTYPES = {
     "F64": "float64",
@@ -40,12 +42,29 @@ def open_safetensors(path: str, hints: Hints) -> SourceFile:
             header = json.loads(file.read(length))
         except ValueError as error:
             raise StoreError(f"{path} is not a readable safetensors file: {error}") from error
+    if not isinstance(header, dict):
+        raise StoreError(f"{path} is not a readable safetensors file: its header is not a table of tensors")
     regions = {}
     for name, entry in header.items():
-        if name == "__metadata__" or entry["dtype"] not in DTYPES:
-            continue
-        dtype = DTYPES[entry["dtype"]]
-        bits = np.dtype("uint16" if dtype == "bfloat16" else dtype)
-        offset = 8 + length + entry["data_offsets"][0]
-        regions[name] = (Region(path, offset, tuple(entry["shape"]), bits), dtype)
+        if name != "__metadata__":
+            dtype, shape, offset = _entry(path, name, entry)
+            if dtype in DTYPES:
+                bits = np.dtype("uint16" if DTYPES[dtype] == BFLOAT16 else DTYPES[dtype])
+                regions[name] = (Region(path, 8 + length + offset, shape, bits), DTYPES[dtype])
     return RegionFile(path, regions)
+
+
+def _entry(path: str, name: str, entry: Any) -> tuple[str, tuple[int, ...], int]:
+    """Return dtype, shape and place of a tensor as the header gives them."""
+    fields = entry if isinstance(entry, dict) else {}
+    dtype, shape, offsets = fields.get("dtype"), fields.get("shape"), fields.get("data_offsets")
+    if not isinstance(dtype, str) or not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
+        raise StoreError(
+            f"{path} is not a readable safetensors file: tensor {name!r} needs dtype, shape and data_offsets in "
+            f"the header, which has {str(entry)[:80]}"
+        )
+    return dtype, tuple(shape), offsets[0]
+
+
+def _are_sizes(value: Any) -> bool:
+    return isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
