@@ -144,10 +144,8 @@ class IpcFile(_ArrowSource):
     def _open(self, columns: Sequence[int] = ()) -> Any:
         ipc = self._pa.ipc
         options = ipc.IpcReadOptions(included_fields=list(columns))
-        buffer = self._pa.py_buffer(self._map)
-        return (
-            ipc.open_file(buffer, options=options) if self._is_file else ipc.open_stream(buffer, options=options)
-        )
+        opened = ipc.open_file if self._is_file else ipc.open_stream
+        return opened(self._pa.py_buffer(self._map), options=options)
 
     def _count_rows(self, n_batches: int | None) -> list[int]:
         """Return the rows of each batch from the metadata alone; a stream must come to its proper end.
@@ -156,7 +154,8 @@ class IpcFile(_ArrowSource):
         """
         ipc, source = self._pa.ipc, self._pa.BufferReader(self._pa.py_buffer(self._map))
         source.seek(8 if self._is_file else 0)
-        nothing, counts = self._pa.schema([]), []
+        nothing = self._pa.schema([])
+        counts: list[int] = []
         while len(counts) != n_batches:
             place = source.tell()
             try:

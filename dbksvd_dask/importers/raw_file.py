@@ -67,18 +67,19 @@ def open_raw(path: str, hints: Hints) -> SourceFile:
     needed, size = offset + math.prod(shape) * bits.itemsize, os.path.getsize(path)
     if size != needed:
         raise StoreError(
-            f"{path} holds {size} bytes, but {list(shape)} of {name} from byte {offset} are {needed}: wrong shape, "
-            "dtype or offset in its description, or truncated"
+            f"{path} holds {size} bytes, but {list(shape)} of {name} from byte {offset} on are {needed}: wrong "
+            "shape, dtype or offset in its description, or truncated"
         )
     return RegionFile(path, {"": (Region(path, offset, shape, bits), plain_name(name))})
 
 
 def _sizes(path: str, what: str, value: Any, least: int) -> tuple[int, ...]:
-    if not isinstance(value, list) or not value or any(type(n) is not int or n < least for n in value):
+    whole = isinstance(value, list) and all(isinstance(n, int | np.integer) and n >= least for n in value)
+    if not whole or not value:
         shown = value[0] if what != "shape" and isinstance(value, list) else value
         need = "a list such as [1000, 768]" if what == "shape" else f"a whole number from {least} on"
         raise InputError(f"{what} of {path} is {shown!r}; need {need}")
-    return tuple(value)
+    return tuple(int(n) for n in value)
 
 
 def _bits(name: str, path: str) -> np.dtype[Any]:

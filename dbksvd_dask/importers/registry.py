@@ -134,7 +134,7 @@ def _is_ours(path: str, exclude: str | None) -> bool:
         return False
     # its unfinished work lies beside it: EXCLUDE.partial, EXCLUDE.scan.partial
     beside = real[len(exclude) :].split("/")[0]
-    return beside == "" or beside.startswith(".") and beside.endswith(_LEFT_OVER)
+    return beside == "" or (beside.startswith(".") and beside.endswith(_LEFT_OVER))
 
 
 def _expand_folder(folder: str, exclude: str | None) -> list[str]:
