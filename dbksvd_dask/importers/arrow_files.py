@@ -82,6 +82,7 @@ class _ArrowSource(SourceFile):
         self.path = path
         self.arrays = {}
         self._pa = _pyarrow(path)
+        self._damage = (self._pa.ArrowException, OSError, UnicodeDecodeError)
 
     def _describe(self, schema: Any, n_items: int) -> None:
         for field in schema:
@@ -133,12 +134,12 @@ class IpcFile(_ArrowSource):
             reader = self._open()
             self._schema = reader.schema
             counts = self._count_rows(reader.num_record_batches if self._is_file else None)
-        except (self._pa.ArrowInvalid, OSError) as error:
+            self._starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+            self._describe(self._schema, int(self._starts[-1]))
+        except self._damage as error:
             if isinstance(error, StoreError):
                 raise
             raise StoreError(f"{path} is not a readable Arrow file, or truncated: {error}") from error
-        self._starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-        self._describe(self._schema, int(self._starts[-1]))
         self.close()
 
     def _open(self, columns: Sequence[int] = ()) -> Any:
@@ -170,6 +171,8 @@ class IpcFile(_ArrowSource):
                 ) from None
             if message.type == "record batch":
                 counts.append(ipc.read_record_batch(message, nothing).num_rows)  # no column: nothing is decoded
+        if any(n < 0 for n in counts):
+            raise StoreError(f"{self.path} is damaged: it has a batch of {min(counts)} rows")
         return counts
 
     def _column(self, name: str, batch: int) -> Any:
@@ -180,7 +183,8 @@ class IpcFile(_ArrowSource):
             place.column = None  # first, or two are in memory
             try:
                 place.column = self._next(place, batch)
-            except (self._pa.ArrowInvalid, OSError) as error:
+                place.column.validate()  # Arrow trusts offsets and ends the process where they are wrong
+            except self._damage as error:
                 first = int(self._starts[batch])
                 raise StoreError(f"{self.path} cannot be read after entry {first} of {name}: {error}") from error
             place.batch = batch
@@ -227,10 +231,12 @@ class ParquetFile(_ArrowSource):
             self._file = parquet.ParquetFile(
                 path, pre_buffer=False, buffer_size=BLOCK_BYTES, page_checksum_verification=True
             )
-        except (self._pa.ArrowInvalid, OSError) as error:
+        except self._damage as error:
             raise StoreError(f"{path} is not a readable Parquet file, or truncated: {error}") from error
         metadata = self._file.metadata
         sizes = [metadata.row_group(g).num_rows for g in range(metadata.num_row_groups)]
+        if sum(sizes) != metadata.num_rows or any(n < 0 for n in sizes):
+            raise StoreError(f"{path} is damaged: its header promises {metadata.num_rows} rows, its groups {sizes}")
         self._starts = np.concatenate([[0], np.cumsum(sizes)])
         self._cursors: dict[str, Cursor] = {}
         self._describe(self._file.schema_arrow, metadata.num_rows)
@@ -245,7 +251,7 @@ class ParquetFile(_ArrowSource):
             for batch in self._file.iter_batches(batch_size=step, row_groups=groups, columns=[name]):
                 yield batch.column(0)
                 entry += batch.num_rows
-        except (self._pa.ArrowInvalid, OSError) as error:
+        except self._damage as error:
             raise StoreError(f"{self.path} cannot be read after entry {entry} of {name}: {error}") from error
 
     def _blocks(self, name: str, entry: int) -> Iterator[tuple[int, Array]]:
@@ -258,6 +264,8 @@ class ParquetFile(_ArrowSource):
             if len(block):
                 yield first, block
             first += len(block)
+        # nobody asks for more than was promised
+        raise StoreError(f"{self.path} is damaged: it ends after entry {first} of {name}, not {info.shape[0]}")
 
     def read_items(self, name: str, start: int, stop: int) -> Array:
         """Read entries [start, stop) along the first axis."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -27,6 +28,8 @@ from dbksvd_dask.importers.base import (
 )
 from dbksvd_dask.importers.spans import Span
 
+# what an archive raises when it is damaged, encrypted or of a kind that Python cannot unpack
+_UNPACKING = (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, OSError, EOFError)
 # one read of a compressed member; large enough to be quick, small against a chunk
 BLOCK_BYTES = 1 << 22
 
@@ -41,7 +44,9 @@ def read_header(file: IO[bytes], path: str) -> tuple[tuple[int, ...], bool, np.d
             (3, 0): np.lib.format.read_array_header_2_0,  # differs only in the encoding of field names
         }
         shape, fortran, dtype = readers[version](file)
-    except (ValueError, KeyError, EOFError, OSError) as error:
+        if any(n < 0 for n in shape):
+            raise ValueError(f"its shape is {shape}")
+    except (*_UNPACKING, ValueError, KeyError, TypeError, SyntaxError, tokenize.TokenError) as error:
         size = f", {os.path.getsize(path)} bytes" if os.path.exists(path) else ""
         raise StoreError(f"{path} is not a readable .npy file{size}: {error}") from error
     return shape, fortran, dtype
@@ -96,7 +101,7 @@ class NpzFile(SourceFile):
         self._cursors: dict[str, Cursor] = {}
         try:
             self._zip = zipfile.ZipFile(path)
-        except (zipfile.BadZipFile, OSError) as error:
+        except _UNPACKING as error:
             raise StoreError(f"{path} is not a readable .npz file: {error}") from error
         for member in self._zip.infolist():
             if member.filename.endswith(".npy"):
@@ -105,9 +110,14 @@ class NpzFile(SourceFile):
     def _add(self, member: zipfile.ZipInfo) -> None:
         name = member.filename.removesuffix(".npy")
         label = f"{self.path}:{name}"
-        with self._zip.open(member) as stream:
-            shape, fortran, dtype = read_header(stream, label)
-            header = stream.tell()
+        try:
+            with self._zip.open(member) as stream:
+                shape, fortran, dtype = read_header(stream, label)
+                header = stream.tell()
+        except _UNPACKING as error:
+            if isinstance(error, StoreError):
+                raise
+            raise StoreError(f"{label} cannot be read: {error}") from error
         self.arrays[name] = ArrayInfo(shape, numeric_name(dtype))
         bits = readable(dtype)
         if not _is_plain(dtype):
@@ -138,7 +148,7 @@ class NpzFile(SourceFile):
                 n = min(step, shape[0] - first)
                 try:
                     content = stream.read(n * item)
-                except (zipfile.BadZipFile, zlib.error, OSError, EOFError) as error:
+                except _UNPACKING as error:
                     raise StoreError(f"{label} cannot be read: {error}") from error
                 if len(content) != n * item:
                     raise StoreError(f"{label} is truncated: it ends in row {first + len(content) // item}")
@@ -149,7 +159,7 @@ class NpzFile(SourceFile):
         try:
             with self._zip.open(member) as stream:
                 whole = np.lib.format.read_array(stream, allow_pickle=False)
-        except (zipfile.BadZipFile, zlib.error, ValueError, OSError, EOFError) as error:
+        except (*_UNPACKING, ValueError) as error:
             raise StoreError(f"{self.path}:{member.filename} cannot be read: {error}") from error
         block = np.ascontiguousarray(whole).view(dtype)
         yield 0, block.astype(dtype.newbyteorder("="), copy=False)
