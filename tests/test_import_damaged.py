@@ -250,7 +250,10 @@ def test_description_of_something_else_is_not_needed_when_all_is_said(tmp_path):
     [
         (OSError(22, "Invalid argument"), r"a.pt is not a readable torch file, or truncated: .*Invalid argument"),
         (EOFError(), r"a.pt is not a readable torch file, or truncated: EOFError"),
-        (RuntimeError("failed finding central directory\nmore"), r"or truncated: failed finding central directory$"),
+        (
+            RuntimeError("failed finding central directory\nmore"),
+            r"or truncated: failed finding central directory$",
+        ),
         (
             pickle.UnpicklingError("Weights only load failed. (1) set `weights_only` to False"),
             r"a.pt cannot be loaded as tensors \(weights only\): it holds other objects, or is damaged; save the",
