@@ -237,7 +237,7 @@ class ParquetFile(_ArrowSource):
         sizes = [metadata.row_group(g).num_rows for g in range(metadata.num_row_groups)]
         if sum(sizes) != metadata.num_rows or any(n < 0 for n in sizes):
             raise StoreError(
-                f"{path} is damaged: its header promises {metadata.num_rows} rows, its groups {sizes}"
+                f"{path} is damaged: its header promises {metadata.num_rows} rows, its groups hold {sum(sizes)}"
             )
         self._starts = np.concatenate([[0], np.cumsum(sizes)])
         self._cursors: dict[str, Cursor] = {}
