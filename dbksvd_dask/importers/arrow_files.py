@@ -7,7 +7,8 @@ reads as its storage, which is all that is needed here.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -81,6 +82,7 @@ class _ArrowSource(SourceFile):
         self.path = path
         self.arrays = {}
         self._pa = _pyarrow(path)
+        self._damage = (self._pa.ArrowException, OSError, UnicodeDecodeError)
 
     def _describe(self, schema: Any, n_items: int) -> None:
         for field in schema:
@@ -107,55 +109,118 @@ class _ArrowSource(SourceFile):
         return block
 
 
+@dataclass
+class _Place:
+    """Where the reading of a column is: the batch it is in, and no other."""
+
+    reader: Any
+    batch: int = -1
+    column: Any = None
+
+
 class IpcFile(_ArrowSource):
-    """An Arrow IPC stream (what datasets writes) or file (Feather)."""
+    """An Arrow IPC stream (what datasets writes) or file (Feather); batches are decoded when they are needed."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
-        ipc = self._pa.ipc
         with open(path, "rb") as file:
             try:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             except ValueError as error:
                 raise StoreError(f"{path} is empty: 0 bytes") from error
+        self._is_file = self._map[:6] == b"ARROW1"
+        self._places: dict[str, _Place] = {}
         try:
-            buffer = self._pa.py_buffer(self._map)
-            if self._map[:6] == b"ARROW1":
-                reader = ipc.open_file(buffer)
-                self._batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
-            else:
-                reader = ipc.open_stream(buffer)
-                self._batches = list(reader)
-        except (self._pa.ArrowInvalid, OSError) as error:
+            reader = self._open()
+            self._schema = reader.schema
+            counts = self._count_rows(reader.num_record_batches if self._is_file else None)
+            self._starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+            self._describe(self._schema, int(self._starts[-1]))
+        except self._damage as error:
+            if isinstance(error, StoreError):
+                raise
             raise StoreError(f"{path} is not a readable Arrow file, or truncated: {error}") from error
-        self._ends = np.cumsum([batch.num_rows for batch in self._batches])
-        self._describe(reader.schema, int(self._ends[-1]) if len(self._ends) else 0)
+        self.close()
+
+    def _open(self, columns: Sequence[int] = ()) -> Any:
+        ipc = self._pa.ipc
+        options = ipc.IpcReadOptions(included_fields=list(columns))
+        opened = ipc.open_file if self._is_file else ipc.open_stream
+        return opened(self._pa.py_buffer(self._map), options=options)
+
+    def _count_rows(self, n_batches: int | None) -> list[int]:
+        """Return the rows of each batch from the metadata alone; a stream must come to its proper end.
+
+        A file is a stream between its marks, so both are gone through in the same way.
+        """
+        ipc, source = self._pa.ipc, self._pa.BufferReader(self._pa.py_buffer(self._map))
+        source.seek(8 if self._is_file else 0)
+        nothing = self._pa.schema([])
+        counts: list[int] = []
+        while len(counts) != n_batches:
+            place = source.tell()
+            try:
+                message = ipc.read_message(source)
+            except EOFError:
+                # raised at the end of the data too: only when there is an end mark, it was read over
+                if n_batches is None and source.tell() > place:
+                    break
+                raise StoreError(
+                    f"{self.path} has no end mark after {sum(counts)} readable rows: whoever wrote it did not "
+                    "finish; write it again, and close the writer"
+                ) from None
+            if message.type == "record batch":
+                counts.append(ipc.read_record_batch(message, nothing).num_rows)  # no column: nothing is decoded
+        if any(n < 0 for n in counts):
+            raise StoreError(f"{self.path} is damaged: it has a batch of {min(counts)} rows")
+        return counts
+
+    def _column(self, name: str, batch: int) -> Any:
+        place = self._places.get(name)
+        if place is None or batch < place.batch:  # a stream goes forward only
+            place = self._places[name] = _Place(self._open([self._schema.get_field_index(name)]))
+        if batch != place.batch:
+            place.column = None  # first, or two are in memory
+            try:
+                place.column = self._next(place, batch)
+                place.column.validate()  # Arrow trusts offsets and ends the process where they are wrong
+            except self._damage as error:
+                first = int(self._starts[batch])
+                raise StoreError(f"{self.path} cannot be read after entry {first} of {name}: {error}") from error
+            place.batch = batch
+        return place.column
+
+    def _next(self, place: _Place, batch: int) -> Any:
+        if self._is_file:
+            return place.reader.get_batch(batch).column(0)
+        for _ in range(batch - place.batch - 1):
+            place.reader.read_next_batch()
+        return place.reader.read_next_batch().column(0)
 
     def _first(self, name: str) -> Array:
-        batch = next(b for b in self._batches if b.num_rows)
-        return self._convert(name, batch.column(name).slice(0, 1))
+        batch = int(np.flatnonzero(np.diff(self._starts))[0])
+        return self._convert(name, self._column(name, batch).slice(0, 1))
 
     def read_items(self, name: str, start: int, stop: int) -> Array:
         """Read entries [start, stop) along the first axis."""
         parts = []
-        for i in range(int(np.searchsorted(self._ends, start, "right")), len(self._batches)):
-            first = int(self._ends[i]) - self._batches[i].num_rows
-            if first >= stop:
-                break
-            low = max(0, start - first)
-            column = self._batches[i].column(name).slice(low, stop - first - low)
-            parts.append(self._convert(name, column))
+        batch = int(np.searchsorted(self._starts, start, "right")) - 1
+        while start < stop:
+            first, last = int(self._starts[batch]), min(stop, int(self._starts[batch + 1]))
+            if last > start:
+                parts.append(self._convert(name, self._column(name, batch).slice(start - first, last - start)))
+            start, batch = last, batch + 1
         out = np.concatenate(parts)
         forget_pages(self._map)
         return out
 
     def close(self) -> None:
         """Let go of the batches; the map closes with the last of them."""
-        self._batches = []
+        self._places = {}
 
 
 class ParquetFile(_ArrowSource):
-    """A Parquet file, decoded a few megabytes at a time."""
+    """A Parquet file, decoded a few megabytes at a time; checksums of pages are compared where it has them."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -163,36 +228,46 @@ class ParquetFile(_ArrowSource):
 
         try:
             # by default all of a row group is read at once, and that may be the whole file
-            self._file = parquet.ParquetFile(path, pre_buffer=False, buffer_size=BLOCK_BYTES)
-        except (self._pa.ArrowInvalid, OSError) as error:
+            self._file = parquet.ParquetFile(
+                path, pre_buffer=False, buffer_size=BLOCK_BYTES, page_checksum_verification=True
+            )
+        except self._damage as error:
             raise StoreError(f"{path} is not a readable Parquet file, or truncated: {error}") from error
         metadata = self._file.metadata
         sizes = [metadata.row_group(g).num_rows for g in range(metadata.num_row_groups)]
+        if sum(sizes) != metadata.num_rows or any(n < 0 for n in sizes):
+            raise StoreError(
+                f"{path} is damaged: its header promises {metadata.num_rows} rows, its groups hold {sum(sizes)}"
+            )
         self._starts = np.concatenate([[0], np.cumsum(sizes)])
         self._cursors: dict[str, Cursor] = {}
         self._describe(self._file.schema_arrow, metadata.num_rows)
 
     def _first(self, name: str) -> Array:
-        batch = next(self._file.iter_batches(batch_size=1, columns=[name]))
-        return self._convert(name, batch.column(0))
+        return self._convert(name, next(self._columns(name, 0, 1)))
+
+    def _columns(self, name: str, group: int, step: int) -> Iterator[Any]:
+        groups = list(range(group, len(self._starts) - 1))
+        entry = int(self._starts[group])
+        try:
+            for batch in self._file.iter_batches(batch_size=step, row_groups=groups, columns=[name]):
+                yield batch.column(0)
+                entry += batch.num_rows
+        except self._damage as error:
+            raise StoreError(f"{self.path} cannot be read after entry {entry} of {name}: {error}") from error
 
     def _blocks(self, name: str, entry: int) -> Iterator[tuple[int, Array]]:
         info = self.arrays[name]
         item = int(np.prod(info.shape[1:], dtype=np.int64)) * np.dtype(info.dtype).itemsize
-        step = max(1, BLOCK_BYTES // item)
         group = int(np.searchsorted(self._starts, entry, "right")) - 1
-        groups = list(range(group, len(self._starts) - 1))
         first = int(self._starts[group])
-        try:
-            for batch in self._file.iter_batches(batch_size=step, row_groups=groups, columns=[name]):
-                block = self._convert(name, batch.column(0))
-                if len(block):
-                    yield first, block
-                first += len(block)
-        except (self._pa.ArrowInvalid, OSError) as error:
-            if isinstance(error, StoreError | InputError):
-                raise
-            raise StoreError(f"{self.path} cannot be read after entry {first}: {error}") from error
+        for column in self._columns(name, group, max(1, BLOCK_BYTES // max(1, item))):
+            block = self._convert(name, column)
+            if len(block):
+                yield first, block
+            first += len(block)
+        # nobody asks for more than was promised
+        raise StoreError(f"{self.path} is damaged: it ends after entry {first} of {name}, not {info.shape[0]}")
 
     def read_items(self, name: str, start: int, stop: int) -> Array:
         """Read entries [start, stop) along the first axis."""

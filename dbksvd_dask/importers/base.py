@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dbksvd_dask.errors import InputError, StoreError
+from dbksvd_dask.errors import StoreError
 from dbksvd_dask.importers.spans import Span, fill_from
-from dbksvd_dask.store.dtypes import BFLOAT16
+from dbksvd_dask.store.dtypes import BFLOAT16, ROW_DTYPES
 
 Array = npt.NDArray[Any]
+# two bytes that NumPy has no name for: so it saves bfloat16
+NAMELESS = "void16"
 
 
 @dataclass(frozen=True)
@@ -38,15 +40,37 @@ class Hints:
 
 @dataclass(frozen=True)
 class ArrayInfo:
-    """Shape and dtype of one array of a file; dtype is a NumPy name or "bfloat16"."""
+    """Shape and dtype of one array of a file.
+
+    The dtype is a NumPy name, "bfloat16", `NAMELESS`, or what cannot be imported ("object", "structured").
+    """
 
     shape: tuple[int, ...]
     dtype: str
 
     @property
     def is_rows(self) -> bool:
-        """Tell whether this can be activations: 2-D or 3-D floating-point numbers."""
-        return len(self.shape) in (2, 3) and self.dtype in ("float16", "float32", "float64", BFLOAT16)
+        """Tell whether this can be activations: 2-D or 3-D floating-point numbers, of one feature or more."""
+        return self._has_rows and self.dtype in ROW_DTYPES
+
+    @property
+    def may_be_rows(self) -> bool:
+        """Tell whether this can be activations once the user has said what its numbers are."""
+        return self._has_rows and self.dtype in (*ROW_DTYPES, NAMELESS)
+
+    @property
+    def is_mask(self) -> bool:
+        """Tell whether this holds booleans or integers."""
+        return self.dtype.startswith(("bool", "int", "uint"))
+
+    @property
+    def is_numbers(self) -> bool:
+        """Tell whether this holds plain numbers."""
+        return self.is_mask or self.dtype.startswith("float") or self.dtype == BFLOAT16
+
+    @property
+    def _has_rows(self) -> bool:
+        return len(self.shape) in (2, 3) and self.shape[-1] > 0
 
 
 class SourceFile(ABC):
@@ -65,7 +89,10 @@ class SourceFile(ABC):
 
     @abstractmethod
     def read_items(self, name: str, start: int, stop: int) -> Array:
-        """Read entries [start, stop) along the first axis, in native byte order (bfloat16 as its uint16 bits)."""
+        """Read entries [start, stop) along the first axis, in native byte order.
+
+        What is bfloat16 or `NAMELESS` comes as its uint16 bits.
+        """
 
     def read_rows(self, name: str, start: int, stop: int, out: Array | None = None) -> Array:
         """Read rows [start, stop) of an array whose leading axes are flattened to leave the last one.
@@ -93,6 +120,11 @@ class SourceFile(ABC):
         """Return where flattened rows [start, stop) lie as plain bytes; None when they have to be decoded."""
         return None
 
+    def identity(self) -> tuple[int, int]:
+        """Return two numbers that change when the content does: here the size and the time of change."""
+        status = os.stat(self.path)
+        return status.st_size, status.st_mtime_ns
+
     def close(self) -> None:  # noqa: B027 - most formats hold nothing open
         """Let go of whatever is open."""
 
@@ -106,9 +138,7 @@ class Region:
     def __init__(self, path: str, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self.path, self.offset, self.shape, self.dtype = path, offset, shape, dtype
         self.row_bytes = (shape[-1] if len(shape) > 1 else 1) * dtype.itemsize
-        needed, size = offset + math.prod(shape) * dtype.itemsize, os.path.getsize(path)
-        if size < needed:
-            raise StoreError(f"{path} is truncated: it has {size} bytes, its header promises {needed}")
+        require_bytes(path, offset, shape, dtype)
         self._file: Any = None
 
     def read(self, start: int, stop: int, row_shape: tuple[int, ...], out: Array | None = None) -> Array:
@@ -139,6 +169,13 @@ class Region:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def require_bytes(path: str, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    """Refuse a file that is shorter than its header says."""
+    needed, size = offset + math.prod(shape) * dtype.itemsize, os.path.getsize(path)
+    if size < needed:
+        raise StoreError(f"{path} is truncated: it has {size} bytes, its header promises {needed}")
 
 
 def forget_pages(mapped: mmap.mmap) -> None:
@@ -218,13 +255,26 @@ class Cursor:
             self._first, self._block = next(self._blocks)
 
 
-def numeric_name(dtype: np.dtype[Any], path: str, hints: Hints) -> str:
-    """Return the name of a dtype, with two-byte numbers taken for bfloat16 when the user says so."""
-    if hints.dtype == BFLOAT16 and dtype.itemsize == 2 and dtype.kind in "Vui":
-        return BFLOAT16
-    if dtype.kind == "V" and dtype.itemsize == 2 and dtype.names is None:
-        raise InputError(
-            f"{path} holds two-byte numbers without a name (bfloat16 saved by NumPy looks like this); "
-            "say dtype=bfloat16 (--dtype bfloat16) if that is what they are"
-        )
+def numeric_name(dtype: np.dtype[Any]) -> str:
+    """Return the name of a dtype in an `ArrayInfo`, whatever its byte order."""
+    if dtype.names is not None or dtype.subdtype is not None:
+        return "structured"
     return dtype.newbyteorder("=").name
+
+
+def readable(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype as which numbers are read: itself, or the bits of what has no name."""
+    return np.dtype(np.uint16) if numeric_name(dtype) == NAMELESS else dtype
+
+
+def plain_name(dtype: str) -> str:
+    """Return what a user calls a dtype (torch.float16, f2, <f2) as the name of an `ArrayInfo`.
+
+    >>> plain_name("torch.bfloat16"), plain_name(">f4"), plain_name("nonsense")
+    ('bfloat16', 'float32', 'nonsense')
+    """
+    name = dtype.removeprefix("torch.")
+    try:
+        return numeric_name(np.dtype(name))
+    except (TypeError, ValueError, SyntaxError):
+        return name

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dbksvd_dask.errors import InputError
-from dbksvd_dask.importers.base import Array, ArrayInfo, Hints, SourceFile
+from dbksvd_dask.importers.base import NAMELESS, Array, ArrayInfo, Hints, SourceFile, plain_name
 from dbksvd_dask.importers.registry import find_files, open_file
 from dbksvd_dask.importers.spans import Span
 from dbksvd_dask.store import remote
-from dbksvd_dask.store.dtypes import stored_dtype
+from dbksvd_dask.store.dtypes import BFLOAT16, stored_dtype, widen_bfloat16
 from dbksvd_dask.store.remote import PathLike
 
 # files kept open; reading goes forward, so more would not help
@@ -25,12 +24,16 @@ OPEN_FILES = 4
 
 @dataclass(frozen=True)
 class Member:
-    """One file of a collection: where it is, and the shape of its main array."""
+    """One file of a collection: where it is, the shape of its main array, and what tells it from its past.
+
+    The identity is two integers, which go into the description of an unfinished job: rows of a file that changed
+    must not be mixed with those it had before. See `SourceFile.identity`.
+    """
 
     path: str
     format: str
     shape: tuple[int, ...]
-    identity: tuple[int, int]  # size and time of change; a file that changed must not be mixed with its past
+    identity: tuple[int, int]
 
     @property
     def tokens(self) -> int:
@@ -58,6 +61,8 @@ class Collection:
         For files that do not describe themselves.
     format : str, optional
         When the file names do not tell.
+    exclude : path, optional
+        A store that is being written; see `find_files`.
 
     Attributes
     ----------
@@ -79,6 +84,7 @@ class Collection:
         aligned: Sequence[str] = (),
         hints: Hints | None = None,
         format: str | None = None,
+        exclude: PathLike | None = None,
     ) -> None:
         self.source = remote.normalise(source)
         self._hints = hints or Hints()
@@ -88,10 +94,12 @@ class Collection:
         self.dtype = ""
         self.array = array
         self._wanted = tuple(aligned)
-        for path, kind in find_files(source, format):
+        self._dtypes: set[str] = set()
+        for path, kind in find_files(source, format, exclude):
             self._add(path, kind)
         if self.n_rows == 0:
             raise InputError(f"{self.source} has no rows")
+        self._check_hints()
         self._starts = [0]
         for member in self.members:
             self._starts.append(self._starts[-1] + member.n_rows)
@@ -116,12 +124,14 @@ class Collection:
     def _add(self, path: str, kind: str) -> None:
         file = open_file(path, kind, self._hints)
         try:
-            name = _choose(file, self.array)
-            info = file.arrays[name]
+            arrays = {name: self._hinted(info, "Vui") for name, info in file.arrays.items()}
+            name = _choose(path, arrays, self.array)
+            info = arrays[name]
             if self.members:
                 self._check_fits(path, info)
             self.array, self.dtype = name, info.dtype
-            member = Member(path, kind, info.shape, _identity(path))
+            self._dtypes.add(info.dtype)
+            member = Member(path, kind, info.shape, file.identity())
             for wanted in self._wanted:
                 self._check_aligned(file, wanted, member)
             self.members.append(member)
@@ -140,18 +150,46 @@ class Collection:
                     f"files of different {what} cannot be mixed: {before} in {first.path}, {now} in {path}"
                 )
 
+    def _hinted(self, info: ArrayInfo, kinds: str) -> ArrayInfo:
+        """Take two-byte numbers of these kinds for bfloat16 when the user says so."""
+        said = self._hints.dtype is not None and plain_name(self._hints.dtype) == BFLOAT16
+        two_bytes = {NAMELESS: "V", "uint16": "u", "int16": "i"}
+        return ArrayInfo(info.shape, BFLOAT16) if said and two_bytes.get(info.dtype, "-") in kinds else info
+
+    def _check_hints(self) -> None:
+        """Refuse what the user said of the files when it is not so: it would be passed over in silence."""
+        kinds = " and ".join(dict.fromkeys(member.format for member in self.members))
+        dtype, width = self._hints.dtype, self._hints.n_features
+        if dtype is not None and plain_name(dtype) not in self._dtypes:
+            raise InputError(
+                f"dtype={dtype!r} does not fit: {self.source} ({kinds}) holds {self.dtype} and says so itself; "
+                "leave out --dtype, which is for raw files and for bfloat16 saved by NumPy"
+            )
+        if width is not None and width != self.n_features:
+            raise InputError(
+                f"n_features={width} does not fit: {self.source} ({kinds}) has rows of {self.n_features} and says "
+                "so itself; leave out --n-features, which is for raw files"
+            )
+
     def _check_aligned(self, file: SourceFile, name: str, member: Member) -> None:
-        info = file.arrays.get(name)
-        if info is None:
+        natural = file.arrays.get(name)
+        if natural is None:
             known = ", ".join(sorted(n for n in file.arrays if n != self.array)) or "none"
             raise InputError(f"{member.path} has no array `{name}` to align; it has: {known}")
+        info = self._hinted(natural, "V")  # integers beside the rows are what they say: labels, token ids
+        label = f"`{name}` of {member.path}"
+        _refuse_nameless(label, info)
+        if not info.is_numbers:
+            raise InputError(f"{label} is {info.dtype}; to be aligned it needs to hold numbers or booleans")
         tail = _aligned_tail(info.shape, member)
         if tail is None:
             raise InputError(
-                f"`{name}` of {member.path} has shape {info.shape}; to be aligned with {member.shape} it needs "
+                f"{label} has shape {info.shape}; to be aligned with {member.shape} it needs "
                 f"one entry per row ({member.n_rows}) or per sequence ({member.shape[0]})"
             )
-        found = ArrayInfo((-1, *tail), info.dtype)
+        if info != natural:
+            self._dtypes.add(info.dtype)
+        found = ArrayInfo((-1, *tail), "float32" if info.dtype == BFLOAT16 else info.dtype)
         if self.aligned.setdefault(name, found) != found:
             before = self.aligned[name]
             raise InputError(
@@ -202,7 +240,7 @@ class Collection:
         return spans if len(spans) == len(found) else None
 
     def read_aligned(self, name: str, start: int, stop: int) -> Array:
-        """Read the entries of an aligned array for rows [start, stop)."""
+        """Read the entries of an aligned array for rows [start, stop), bfloat16 widened to float32."""
         parts = [self._read_entries(name, *piece) for piece in self.pieces(start, stop)]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
@@ -219,16 +257,17 @@ class Collection:
 
     def _read_entries(self, name: str, file: int, first: int, last: int) -> Array:
         member, source = self.members[file], self._file(file)
-        shape, tail = source.arrays[name].shape, self.aligned[name].shape[1:]
-        if shape[0] == member.n_rows:
-            return source.read_items(name, first, last)
-        low, high = first // member.tokens, -(-last // member.tokens)
+        info, tail = self._hinted(source.arrays[name], "V"), self.aligned[name].shape[1:]
+        per_token = _is_per_token(info.shape, member)
+        tokens = 1 if info.shape[0] == member.n_rows and not per_token else member.tokens
+        low, high = first // tokens, -(-last // tokens)
         block = source.read_items(name, low, high)
-        if shape[:2] == member.shape[:2]:
+        if per_token:
             block = block.reshape(-1, *tail)
-        else:
-            block = np.repeat(block, member.tokens, axis=0)
-        return block[first - low * member.tokens : last - low * member.tokens]
+        elif tokens > 1:
+            block = np.repeat(block, tokens, axis=0)
+        block = block[first - low * tokens : last - low * tokens]
+        return widen_bfloat16(block) if info.dtype == BFLOAT16 else block
 
     def _file(self, index: int) -> SourceFile:
         if index not in self._open:
@@ -239,47 +278,52 @@ class Collection:
         return self._open[index]
 
 
+def _is_per_token(shape: tuple[int, ...], member: Member) -> bool:
+    return len(member.shape) == 3 and shape[:2] == member.shape[:2]
+
+
 def _aligned_tail(shape: tuple[int, ...], member: Member) -> tuple[int, ...] | None:
     """Return the shape of one entry of an aligned array, or None when it does not fit."""
-    if len(member.shape) == 3 and shape[:2] == member.shape[:2]:
+    if _is_per_token(shape, member):
         return shape[2:]
     if shape and shape[0] in (member.n_rows, member.shape[0]):
         return shape[1:]
     return None
 
 
-def _identity(path: str) -> tuple[int, int]:
-    if remote.is_remote(path) or os.path.isdir(path):
-        return 0, 0
-    status = os.stat(path)
-    return status.st_size, status.st_mtime_ns
-
-
-def _choose(file: SourceFile, wanted: str | None) -> str:
+def _choose(path: str, arrays: dict[str, ArrayInfo], wanted: str | None) -> str:
     """Return the name of the main array of a file."""
-    if wanted is not None and wanted in file.arrays:
-        return _require_rows(file, wanted)
-    candidates = [name for name, info in file.arrays.items() if info.is_rows]
-    listed = ", ".join(f"{n or 'unnamed'} {i.dtype} {i.shape}" for n, i in file.arrays.items()) or "nothing"
+    if wanted is not None and wanted in arrays:
+        return _require_rows(path, arrays, wanted)
+    candidates = [name for name, info in arrays.items() if info.may_be_rows]
+    listed = ", ".join(f"{n or 'unnamed'} {i.dtype} {i.shape}" for n, i in arrays.items()) or "nothing"
     if wanted is not None:
-        raise InputError(f"{file.path} has no array `{wanted}`; it has: {listed}")
+        raise InputError(f"{path} has no array `{wanted}`; it has: {listed}")
     if "activations" in candidates:
-        return "activations"
+        return _require_rows(path, arrays, "activations")
     if len(candidates) == 1:
-        return candidates[0]
-    if len(file.arrays) == 1:
-        return _require_rows(file, next(iter(file.arrays)))
+        return _require_rows(path, arrays, candidates[0])
+    if len(arrays) == 1:
+        return _require_rows(path, arrays, next(iter(arrays)))
     if not candidates:
-        raise InputError(f"{file.path} has no 2-D or 3-D array of floating-point numbers; it has: {listed}")
-    raise InputError(f"{file.path} has several arrays; name one with --array: {listed}")
+        raise InputError(f"{path} has no 2-D or 3-D array of floating-point numbers; it has: {listed}")
+    raise InputError(f"{path} has several arrays; name one with --array: {listed}")
 
 
-def _require_rows(file: SourceFile, name: str) -> str:
-    info = file.arrays[name]
+def _require_rows(path: str, arrays: dict[str, ArrayInfo], name: str) -> str:
+    info, label = arrays[name], f"array `{name}` of {path}" if name else path
+    _refuse_nameless(label, info)
     if not info.is_rows:
-        label = f"array `{name}` of {file.path}" if name else file.path
         raise InputError(
             f"{label} is {info.dtype} of shape {info.shape}; need float16, float32, float64 or bfloat16 of shape "
-            "(n_samples, n_features) or (sequence, token, feature)"
+            "(n_samples, n_features) or (sequence, token, feature), with one feature or more"
         )
     return name
+
+
+def _refuse_nameless(label: str, info: ArrayInfo) -> None:
+    if info.dtype == NAMELESS:
+        raise InputError(
+            f"{label} holds two-byte numbers without a name (bfloat16 saved by NumPy looks like this); "
+            "say dtype=bfloat16 (--dtype bfloat16) if that is what they are"
+        )

@@ -7,13 +7,16 @@ from typing import Any
 import numpy as np
 
 from dbksvd_dask.errors import InputError, StoreError
-from dbksvd_dask.importers.base import Array, ArrayInfo, Hints, SourceFile, numeric_name
+from dbksvd_dask.importers.base import Array, ArrayInfo, Hints, SourceFile, numeric_name, readable
+
+# what h5py raises when the file contradicts itself
+_DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError)
 
 
 class Hdf5File(SourceFile):
     """An HDF5 file; its arrays are all its datasets, by path."""
 
-    def __init__(self, path: str, hints: Hints) -> None:
+    def __init__(self, path: str) -> None:
         try:
             import h5py
         except ImportError as error:
@@ -26,19 +29,23 @@ class Hdf5File(SourceFile):
             raise StoreError(f"{path} is not a readable HDF5 file: {error}") from error
 
         def visit(name: str, node: Any) -> None:
+            if not isinstance(name, str):  # bytes, where the name is not UTF-8
+                return
             if isinstance(node, h5py.Dataset) and node.shape and node.dtype.kind in "biufV":
-                self.arrays[name] = ArrayInfo(tuple(node.shape), numeric_name(node.dtype, path, hints))
+                self.arrays[name] = ArrayInfo(tuple(node.shape), numeric_name(node.dtype))
 
-        self._file.visititems(visit)
+        try:
+            self._file.visititems(visit)
+        except _DAMAGE as error:
+            raise StoreError(f"{path} is not a readable HDF5 file, or damaged: {error}") from error
 
     def read_items(self, name: str, start: int, stop: int) -> Array:
         """Read entries [start, stop) along the first axis."""
         try:
             block: Array = np.asarray(self._file[name][start:stop])
-        except OSError as error:
+        except _DAMAGE as error:
             raise StoreError(f"{self.path}: rows {start} to {stop} of {name} cannot be read: {error}") from error
-        if self.arrays[name].dtype == "bfloat16":
-            return block.view(np.uint16)
+        block = block.view(readable(block.dtype))
         return block.astype(block.dtype.newbyteorder("="), copy=False)
 
     def close(self) -> None:
@@ -48,4 +55,4 @@ class Hdf5File(SourceFile):
 
 def open_hdf5(path: str, hints: Hints) -> SourceFile:
     """Open an HDF5 file."""
-    return Hdf5File(path, hints)
+    return Hdf5File(path)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import struct
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Iterator
 from typing import IO, Any
 
@@ -21,9 +23,13 @@ from dbksvd_dask.importers.base import (
     SourceFile,
     forget_pages,
     numeric_name,
+    readable,
+    require_bytes,
 )
 from dbksvd_dask.importers.spans import Span
 
+# what an archive raises when it is damaged, encrypted or of a kind that Python cannot unpack
+_UNPACKING = (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, OSError, EOFError)
 # one read of a compressed member; large enough to be quick, small against a chunk
 BLOCK_BYTES = 1 << 22
 
@@ -38,28 +44,35 @@ def read_header(file: IO[bytes], path: str) -> tuple[tuple[int, ...], bool, np.d
             (3, 0): np.lib.format.read_array_header_2_0,  # differs only in the encoding of field names
         }
         shape, fortran, dtype = readers[version](file)
-    except (ValueError, KeyError, EOFError, OSError) as error:
+        if any(n < 0 for n in shape):
+            raise ValueError(f"its shape is {shape}")
+    except (*_UNPACKING, ValueError, KeyError, TypeError, SyntaxError, tokenize.TokenError) as error:
         size = f", {os.path.getsize(path)} bytes" if os.path.exists(path) else ""
         raise StoreError(f"{path} is not a readable .npy file{size}: {error}") from error
-    if dtype.hasobject or dtype.names is not None:
-        raise InputError(f"{path} holds dtype {dtype}; need an array of plain numbers")
     return shape, fortran, dtype
 
 
 class FortranFile(SourceFile):
     """A .npy file in column order: its rows are scattered, so it is mapped."""
 
-    def __init__(self, path: str, dtype: str) -> None:
-        self.path = path
-        self._map = np.load(path, mmap_mode="r", allow_pickle=False)
-        self._bits = np.dtype("uint16") if dtype == "bfloat16" else self._map.dtype
-        self.arrays = {"": ArrayInfo(self._map.shape, dtype)}
+    def __init__(self, path: str, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        require_bytes(path, offset, shape, dtype)
+        self.path, self._offset, self._dtype = path, offset, readable(dtype)
+        self.arrays = {"": ArrayInfo(shape, numeric_name(dtype))}
+        self._map: Any = None
 
     def read_items(self, name: str, start: int, stop: int) -> Array:
         """Read entries [start, stop) along the first axis."""
-        rows: Array = np.array(self._map[start:stop], order="C").view(self._bits)
+        if self._map is None:
+            shape = self.arrays[name].shape
+            self._map = np.memmap(self.path, self._dtype, "r", self._offset, shape, "F")
+        rows: Array = np.array(self._map[start:stop], order="C")
         forget_pages(self._map._mmap)
         return rows.astype(rows.dtype.newbyteorder("="), copy=False)
+
+    def close(self) -> None:
+        """Let go of the map; it is made again when needed."""
+        self._map = None
 
 
 def open_npy(path: str, hints: Hints) -> SourceFile:
@@ -67,40 +80,50 @@ def open_npy(path: str, hints: Hints) -> SourceFile:
     with open(path, "rb") as file:
         shape, fortran, dtype = read_header(file, path)
         offset = file.tell()
-    name = numeric_name(dtype, path, hints)
+    if not _is_plain(dtype):
+        raise InputError(f"{path} holds dtype {dtype}; need an array of plain numbers")
     if fortran and len(shape) > 1:
-        return FortranFile(path, name)
-    bits = np.dtype("uint16") if name == "bfloat16" else dtype
-    return RegionFile(path, {"": (Region(path, offset, shape, bits), name)})
+        return FortranFile(path, offset, shape, dtype)
+    return RegionFile(path, {"": (Region(path, offset, shape, readable(dtype)), numeric_name(dtype))})
+
+
+def _is_plain(dtype: np.dtype[Any]) -> bool:
+    return not dtype.hasobject and dtype.names is None
 
 
 class NpzFile(SourceFile):
     """A .npz file: stored members are read by position, compressed ones forward."""
 
-    def __init__(self, path: str, hints: Hints) -> None:
+    def __init__(self, path: str) -> None:
         self.path = path
         self.arrays = {}
         self._regions: dict[str, Region] = {}
         self._cursors: dict[str, Cursor] = {}
         try:
             self._zip = zipfile.ZipFile(path)
-        except (zipfile.BadZipFile, OSError) as error:
+        except _UNPACKING as error:
             raise StoreError(f"{path} is not a readable .npz file: {error}") from error
         for member in self._zip.infolist():
             if member.filename.endswith(".npy"):
-                self._add(member, hints)
+                self._add(member)
 
-    def _add(self, member: zipfile.ZipInfo, hints: Hints) -> None:
+    def _add(self, member: zipfile.ZipInfo) -> None:
         name = member.filename.removesuffix(".npy")
         label = f"{self.path}:{name}"
-        with self._zip.open(member) as stream:
-            shape, fortran, dtype = read_header(stream, label)
-            header = stream.tell()
-        dtype_name = numeric_name(dtype, label, hints)
-        self.arrays[name] = ArrayInfo(shape, dtype_name)
-        bits = np.dtype("uint16") if dtype_name == "bfloat16" else dtype
+        try:
+            with self._zip.open(member) as stream:
+                shape, fortran, dtype = read_header(stream, label)
+                header = stream.tell()
+        except _UNPACKING as error:
+            if isinstance(error, StoreError):
+                raise
+            raise StoreError(f"{label} cannot be read: {error}") from error
+        self.arrays[name] = ArrayInfo(shape, numeric_name(dtype))
+        bits = readable(dtype)
+        if not _is_plain(dtype):
+            return  # listed, but never read
         if fortran and len(shape) > 1:
-            self._cursors[name] = Cursor(lambda _: self._fortran_block(member))
+            self._cursors[name] = Cursor(lambda _: self._fortran_block(member, bits))
         elif member.compress_type == zipfile.ZIP_STORED:
             self._regions[name] = Region(self.path, self._data_offset(member) + header, shape, bits)
         else:
@@ -125,16 +148,21 @@ class NpzFile(SourceFile):
                 n = min(step, shape[0] - first)
                 try:
                     content = stream.read(n * item)
-                except (zipfile.BadZipFile, OSError, EOFError) as error:
+                except _UNPACKING as error:
                     raise StoreError(f"{label} cannot be read: {error}") from error
                 if len(content) != n * item:
                     raise StoreError(f"{label} is truncated: it ends in row {first + len(content) // item}")
                 block = np.frombuffer(content, dtype).reshape(n, *shape[1:])
                 yield first, block.astype(dtype.newbyteorder("="), copy=False)
 
-    def _fortran_block(self, member: zipfile.ZipInfo) -> Iterator[tuple[int, Array]]:
-        with self._zip.open(member) as stream:
-            yield 0, np.ascontiguousarray(np.lib.format.read_array(stream, allow_pickle=False))
+    def _fortran_block(self, member: zipfile.ZipInfo, dtype: np.dtype[Any]) -> Iterator[tuple[int, Array]]:
+        try:
+            with self._zip.open(member) as stream:
+                whole = np.lib.format.read_array(stream, allow_pickle=False)
+        except (*_UNPACKING, ValueError) as error:
+            raise StoreError(f"{self.path}:{member.filename} cannot be read: {error}") from error
+        block = np.ascontiguousarray(whole).view(dtype)
+        yield 0, block.astype(dtype.newbyteorder("="), copy=False)
 
     def read_items(self, name: str, start: int, stop: int) -> Array:
         """Read entries [start, stop) along the first axis."""
@@ -165,4 +193,4 @@ class NpzFile(SourceFile):
 
 def open_npz(path: str, hints: Hints) -> SourceFile:
     """Open a .npz file."""
-    return NpzFile(path, hints)
+    return NpzFile(path)

@@ -13,46 +13,83 @@ from typing import Any
 import numpy as np
 
 from dbksvd_dask.errors import InputError, StoreError
-from dbksvd_dask.importers.base import Hints, Region, RegionFile, SourceFile
+from dbksvd_dask.importers.base import Hints, Region, RegionFile, SourceFile, plain_name
 from dbksvd_dask.store import atomic
+from dbksvd_dask.store.dtypes import BFLOAT16
 
 
-def description_of(path: str) -> dict[str, Any]:
-    """Return the description that lies beside a raw file; empty when there is none."""
+def description_of(path: str, needed: bool = True) -> dict[str, Any]:
+    """Return the description that lies beside a raw file; empty when there is none.
+
+    Parameters
+    ----------
+    path : str
+        The raw file.
+    needed : bool
+        Whether to refuse a description that cannot be read; otherwise it is taken for something else.
+    """
     stem = os.path.splitext(path)[0]
     for candidate in (f"{path}.json", f"{stem}.json", f"{stem}.meta"):
-        if os.path.isfile(candidate):
+        if not os.path.isfile(candidate):
+            continue
+        try:
             found = atomic.read_json(candidate)
-            if isinstance(found, dict):
-                return found
+        except StoreError:
+            if needed:
+                raise
+            continue
+        if isinstance(found, dict):
+            return found
     return {}
 
 
 def open_raw(path: str, hints: Hints) -> SourceFile:
     """Open a raw file with the description beside it; options of the user go first."""
-    given = description_of(path)
+    given = description_of(path, needed=hints.dtype is None or hints.n_features is None)
+    shape = None if given.get("shape") is None else _sizes(path, "shape", given["shape"], 1)
+    if hints.n_features is not None:
+        n_features: int | None = _sizes(path, "n_features", [hints.n_features], 1)[0]
+    elif given.get("n_features") is not None:
+        n_features = _sizes(path, "n_features", [given["n_features"]], 1)[0]
+    else:
+        n_features = shape[-1] if shape else None
     dtype = hints.dtype or given.get("dtype")
-    shape = given.get("shape")
-    n_features = hints.n_features or given.get("n_features") or (shape[-1] if shape else None)
-    if not dtype or not n_features:
+    if not dtype or n_features is None:
         raise InputError(
             f"{path} does not describe itself; give dtype and n_features (--dtype float16 --n-features 768), "
             f'or write {path}.json with {{"dtype": "float16", "shape": [n_samples, n_features]}}'
         )
     name = str(dtype).removeprefix("torch.")
     bits = _bits(name, path)
-    offset = int(given.get("offset", 0))
-    if shape is None or hints.n_features:
-        shape = _infer_shape(path, offset, int(n_features), bits)
-    region = Region(path, offset, tuple(int(n) for n in shape), bits)
-    return RegionFile(path, {"": (region, "bfloat16" if name == "bfloat16" else bits.newbyteorder("=").name)})
+    offset = _sizes(path, "offset", [given.get("offset", 0)], 0)[0]
+    if shape is None or hints.n_features is not None:
+        shape = _infer_shape(path, offset, n_features, bits)
+    needed, size = offset + math.prod(shape) * bits.itemsize, os.path.getsize(path)
+    if size != needed:
+        raise StoreError(
+            f"{path} holds {size} bytes, but {list(shape)} of {name} from byte {offset} on are {needed}: wrong "
+            "shape, dtype or offset in its description, or truncated"
+        )
+    return RegionFile(path, {"": (Region(path, offset, shape, bits), plain_name(name))})
+
+
+def _sizes(path: str, what: str, value: Any, least: int) -> tuple[int, ...]:
+    whole = isinstance(value, list) and all(isinstance(n, int | np.integer) and n >= least for n in value)
+    if not whole or not value:
+        shown = value[0] if what != "shape" and isinstance(value, list) else value
+        need = "a list such as [1000, 768]" if what == "shape" else f"a whole number from {least} on"
+        raise InputError(f"{what} of {path} is {shown!r}; need {need}")
+    return tuple(int(n) for n in value)
 
 
 def _bits(name: str, path: str) -> np.dtype[Any]:
     try:
-        return np.dtype("uint16" if name == "bfloat16" else name)
-    except TypeError as error:
-        raise InputError(f"dtype {name!r} of {path} is not known; use float16, float32 or bfloat16") from error
+        dtype = np.dtype("uint16" if name == BFLOAT16 else name)
+    except (TypeError, ValueError, SyntaxError):
+        dtype = np.dtype(object)
+    if dtype.kind not in "biuf" or dtype.subdtype is not None:
+        raise InputError(f"dtype {name!r} of {path} is not known; use float16, float32 or bfloat16")
+    return dtype
 
 
 def _infer_shape(path: str, offset: int, n_features: int, dtype: np.dtype[Any]) -> tuple[int, int]:
@@ -62,4 +99,4 @@ def _infer_shape(path: str, offset: int, n_features: int, dtype: np.dtype[Any]) 
             f"{path} holds {size} bytes, not a whole number of rows of {n_features} {dtype} ({row} bytes): "
             "wrong n_features or dtype, or truncated"
         )
-    return math.floor(size / row), n_features
+    return size // row, n_features

@@ -7,6 +7,7 @@ import importlib
 import os
 import re
 from dataclasses import dataclass
+from typing import NoReturn
 
 from dbksvd_dask.errors import InputError, StoreError
 from dbksvd_dask.importers.base import Hints, SourceFile
@@ -48,6 +49,8 @@ FORMATS = {
         Format("zarr", (".zarr",), f"{_HERE}.zarr_file:open_zarr_file"),
     )
 }
+# what a run that was stopped may leave: unfinished work, and a store on its way out
+_LEFT_OVER = (atomic.PARTIAL_SUFFIX, ".replaced")
 _ZARR_FILES = ("zarr.json", ".zgroup", ".zarray")
 
 
@@ -57,18 +60,24 @@ def natural_key(name: str) -> list[tuple[int, int, str]]:
     >>> sorted(["shard_10", "shard_2"], key=natural_key)
     ['shard_2', 'shard_10']
     """
-    return [(0, int(p), "") if p.isdigit() else (1, 0, p) for p in re.split(r"(\d+)", name) if p]
+    return [(0, int(p), "") if p.isdecimal() else (1, 0, p) for p in re.split(r"(\d+)", name) if p]
 
 
 def format_of(path: str) -> str | None:
     """Return the name of the format of a file or folder; None when it cannot be told."""
     if remote.is_remote(path) or any(os.path.exists(os.path.join(path, f)) for f in _ZARR_FILES):
         return "zarr"
+    return _by_extension(path)
+
+
+def _by_extension(path: str) -> str | None:
     lower = path.lower()
     return next((f.name for f in FORMATS.values() if lower.endswith(f.extensions)), None)
 
 
-def find_files(source: PathLike, format: str | None = None) -> list[tuple[str, str]]:
+def find_files(
+    source: PathLike, format: str | None = None, exclude: PathLike | None = None
+) -> list[tuple[str, str]]:
     """List the files that a source stands for, in natural order, each with its format.
 
     Parameters
@@ -78,6 +87,9 @@ def find_files(source: PathLike, format: str | None = None) -> list[tuple[str, s
         format), a pattern such as ``acts_*.npy``, or the URL of a Zarr store.
     format : str, optional
         Name of the format when the file name does not tell it; one of `FORMATS`.
+    exclude : path, optional
+        A store that is being written: passed over in folders and patterns, with all that is in it. Unfinished
+        work (`*.partial`) always is.
 
     Returns
     -------
@@ -86,9 +98,9 @@ def find_files(source: PathLike, format: str | None = None) -> list[tuple[str, s
     if format is not None and format not in FORMATS:
         raise InputError(f"format={format!r} is not known; use one of {', '.join(FORMATS)}")
     text = remote.normalise(source)
-    if remote.is_remote(text) and (format or "zarr") != "zarr":
-        raise InputError(f"{text}: only Zarr stores are read from a URL; copy other files to a disk first")
-    paths = _expand(text)
+    if remote.is_remote(text) and (format or _by_extension(text.partition("?")[0]) or "zarr") != "zarr":
+        raise InputError(f"{text}: only Zarr stores are read from a URL; download this file, then import the copy")
+    paths = _expand(text, None if exclude is None else os.path.realpath(remote.normalise(exclude)))
     found = [(path, format or format_of(path)) for path in paths]
     unknown = [path for path, name in found if name is None]
     if unknown:
@@ -97,32 +109,44 @@ def find_files(source: PathLike, format: str | None = None) -> list[tuple[str, s
     return [(path, name) for path, name in found if name is not None]
 
 
-def _expand(text: str) -> list[str]:
+def _expand(text: str, exclude: str | None) -> list[str]:
     if remote.is_remote(text):
         return [text]
     if not os.path.lexists(text) and glob.has_magic(text):
-        paths = sorted(glob.glob(text, recursive=True), key=natural_key)
-        if not paths:
-            raise StoreError(f"no file matches {text}")
-        return [inner for path in paths for inner in _expand(path)]
+        matches = [path for path in glob.glob(text, recursive=True) if not _is_ours(path, exclude)]
+        if not matches:
+            hint = "; in a pattern the character [ is written [[]" if "[" in text else ""
+            raise StoreError(f"no file matches {text}{hint}")
+        return [inner for path in sorted(matches, key=natural_key) for inner in _expand(path, exclude)]
     if not os.path.exists(text):
         raise StoreError(f"no file or folder at {text}")
     if not os.path.isdir(text) or format_of(text) == "zarr":
         return [text]
-    return _expand_folder(text)
+    return _expand_folder(text, exclude)
 
 
-def _expand_folder(folder: str) -> list[str]:
+def _is_ours(path: str, exclude: str | None) -> bool:
+    """Tell whether a path is left over from unfinished work, or is (in) the store that is being written."""
+    if path.rstrip("/").endswith(_LEFT_OVER):
+        return True
+    real = os.path.realpath(path)
+    if exclude is None or not real.startswith(exclude):
+        return False
+    # its unfinished work lies beside it: EXCLUDE.partial, EXCLUDE.scan.partial
+    beside = real[len(exclude) :].split("/")[0]
+    return beside == "" or (beside.startswith(".") and beside.endswith(_LEFT_OVER))
+
+
+def _expand_folder(folder: str, exclude: str | None) -> list[str]:
     names = sorted(os.listdir(folder), key=natural_key)
     if "dataset_dict.json" in names:
-        splits = atomic.read_json(os.path.join(folder, "dataset_dict.json")).get("splits", [])
-        raise InputError(f"{folder} has the splits {', '.join(splits)}; give one of them: {folder}/{splits[0]}")
-    if "state.json" in names:  # what Dataset.save_to_disk writes
-        state = atomic.read_json(os.path.join(folder, "state.json"))
-        return [os.path.join(folder, entry["filename"]) for entry in state["_data_files"]]
+        _ask_for_split(folder)
+    if "state.json" in names:
+        return _dataset_files(folder)
+    names = [name for name in names if not _is_ours(os.path.join(folder, name), exclude)]
     shards = [n for n in names if os.path.isfile(os.path.join(folder, n, "state.json"))]
     if shards:
-        return [path for shard in shards for path in _expand_folder(os.path.join(folder, shard))]
+        return [path for shard in shards for path in _dataset_files(os.path.join(folder, shard))]
     known = [os.path.join(folder, n) for n in names if format_of(os.path.join(folder, n)) is not None]
     formats = sorted({str(format_of(path)) for path in known})
     if not known:
@@ -134,6 +158,34 @@ def _expand_folder(folder: str) -> list[str]:
             f"give a pattern such as '{folder}/*{example}'"
         )
     return known
+
+
+def _ask_for_split(folder: str) -> NoReturn:
+    described = os.path.join(folder, "dataset_dict.json")
+    found = atomic.read_json(described)
+    splits = found.get("splits") if isinstance(found, dict) else None
+    if not splits or not isinstance(splits, list):
+        raise StoreError(f"{described} names no splits; give the folder of one split of the dataset in {folder}")
+    raise InputError(
+        f"{folder} has the splits {', '.join(map(str, splits))}; give one of them: {folder}/{splits[0]}"
+    )
+
+
+def _dataset_files(folder: str) -> list[str]:
+    """Return the data files of a folder that `Dataset.save_to_disk` of Hugging Face wrote, in their order."""
+    described = os.path.join(folder, "state.json")
+    found = atomic.read_json(described)
+    try:
+        paths = [os.path.join(folder, entry["filename"]) for entry in found["_data_files"]]
+    except (KeyError, TypeError) as error:
+        raise StoreError(
+            f"{described} does not list the data files of a dataset (`_data_files`); save the dataset again, or "
+            f"give its files as a pattern such as '{folder}/*.arrow'"
+        ) from error
+    missing = [path for path in paths if not os.path.isfile(path)]
+    if missing:
+        raise StoreError(f"no file at {missing[0]}, which {described} lists; copy the dataset again")
+    return paths
 
 
 def open_file(path: str, format: str, hints: Hints | None = None) -> SourceFile:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import struct
+from typing import Any
 
 import numpy as np
 
 from dbksvd_dask.errors import StoreError
 from dbksvd_dask.importers.base import Hints, Region, RegionFile, SourceFile
+from dbksvd_dask.store.dtypes import BFLOAT16
 
 DTYPES = {
     "F64": "float64",
@@ -40,12 +43,41 @@ def open_safetensors(path: str, hints: Hints) -> SourceFile:
             header = json.loads(file.read(length))
         except ValueError as error:
             raise StoreError(f"{path} is not a readable safetensors file: {error}") from error
+    if not isinstance(header, dict):
+        raise StoreError(f"{path} is not a readable safetensors file: its header is not a table of tensors")
     regions = {}
     for name, entry in header.items():
-        if name == "__metadata__" or entry["dtype"] not in DTYPES:
-            continue
-        dtype = DTYPES[entry["dtype"]]
-        bits = np.dtype("uint16" if dtype == "bfloat16" else dtype)
-        offset = 8 + length + entry["data_offsets"][0]
-        regions[name] = (Region(path, offset, tuple(entry["shape"]), bits), dtype)
+        if name != "__metadata__":
+            dtype, shape, offsets = _entry(path, name, entry)
+            if dtype in DTYPES:
+                bits = np.dtype("uint16" if DTYPES[dtype] == BFLOAT16 else DTYPES[dtype])
+                _require_length(path, name, offsets, shape, bits)
+                regions[name] = (Region(path, 8 + length + offsets[0], shape, bits), DTYPES[dtype])
     return RegionFile(path, regions)
+
+
+def _entry(path: str, name: str, entry: Any) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+    """Return dtype, shape and place of a tensor as the header gives them."""
+    fields: dict[str, Any] = entry if isinstance(entry, dict) else {}
+    dtype, shape, offsets = (fields.get(key, "") for key in ("dtype", "shape", "data_offsets"))
+    if not dtype or not isinstance(dtype, str) or not _are_sizes(shape) or not _are_sizes(offsets):
+        raise StoreError(
+            f"{path} is not a readable safetensors file: tensor {name!r} needs dtype, shape and data_offsets in "
+            f"the header, which has {str(entry)[:80]}"
+        )
+    return dtype, tuple(shape), tuple(offsets)
+
+
+def _require_length(
+    path: str, name: str, offsets: tuple[int, ...], shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> None:
+    needed = math.prod(shape) * dtype.itemsize
+    if len(offsets) != 2 or offsets[1] - offsets[0] != needed:
+        raise StoreError(
+            f"{path} is not a readable safetensors file: tensor {name!r} of shape {shape} needs {needed} bytes, "
+            f"its data_offsets are {list(offsets)}"
+        )
+
+
+def _are_sizes(value: Any) -> bool:
+    return isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dbksvd_dask.errors import InputError
-from dbksvd_dask.importers.base import ArrayInfo, Hints
+from dbksvd_dask.importers.base import Hints
 from dbksvd_dask.importers.collection import Collection
 from dbksvd_dask.importers.numpy_files import open_npy
 from dbksvd_dask.importers.values import exact_median, nonfinite_rows, row_norms
@@ -37,7 +37,8 @@ class Rules:
     drop_first_token : bool
         Leave out the first token of each sequence.
     drop_outliers : float, optional
-        Leave out rows whose norm exceeds this many times the median norm of the other rules' rows.
+        Leave out rows whose norm exceeds this many times the median norm of the other rules' rows; rows that are
+        not finite are left to `nonfinite`.
     nonfinite : {"error", "drop", "keep"}
         What to do about rows with NaN or infinite values.
     """
@@ -128,13 +129,13 @@ class Selection:
         keep, dropped = self._cheap_rules(start, stop)
         if self.rules.reads_rows:
             rows = self.rows.read(start, stop)
+            bad = nonfinite_rows(rows, self.rows.dtype)
             if self.rules.nonfinite == "drop":
-                bad = nonfinite_rows(rows, self.rows.dtype)
                 dropped["nonfinite"] = int(keep[bad].sum())
                 keep[bad] = False
             if self.rules.drop_outliers is not None:
                 norms = row_norms(rows, self.rows.dtype)
-                # what is left out already has no say in the median; NaN would not sort
+                norms[bad] = np.nan  # the norm of an infinite row; that of a finite one may overflow to infinity
                 self._save(f"norms-{block:08d}.npy", np.where(keep, norms, np.float32(-1)))
         self._save(f"keep-{block:08d}.npy", np.packbits(keep))
         return {"kept": int(keep.sum()), "dropped": dropped}
@@ -160,6 +161,7 @@ class Selection:
                 self.dropped[name] = self.dropped.get(name, 0) + count
         kept = np.array([finding["kept"] for finding in findings], np.int64)
         if self.rules.drop_outliers is not None and kept.sum():
+            # neither NaN nor what was left out has a say in it
             median = exact_median([n[n >= 0] for n in map(self._norms, range(self.n_blocks))])
             self._limit = np.float32(self.rules.drop_outliers * median)
             final = np.array([self._keep(block).sum() for block in range(self.n_blocks)], np.int64)
@@ -177,7 +179,8 @@ class Selection:
         rows = min(self.block_rows, self.rows.n_rows - block * self.block_rows)
         keep = np.unpackbits(self._load(f"keep-{block:08d}.npy"), count=rows).astype(bool)
         if self.rules.drop_outliers is not None:
-            keep &= self._norms(block) <= self._limit
+            # NaN stays: what becomes of rows that are not finite is for their own rule to say
+            keep &= ~(self._norms(block) > self._limit)
         return keep
 
     def _save(self, name: str, array: npt.NDArray[Any]) -> None:
@@ -234,7 +237,7 @@ class _MaskFile:
         self._file = open_npy(path, Hints())
         info = self._file.arrays[""]
         size = int(np.prod(info.shape, dtype=np.int64))
-        if size != rows.n_rows or not _is_mask(info):
+        if size != rows.n_rows or not info.shape or not info.is_mask:
             raise InputError(
                 f"the mask {path} is {info.dtype} of shape {info.shape}; need {rows.n_rows} booleans or integers, "
                 f"one per row of {rows.source}"
@@ -249,10 +252,6 @@ class _MaskFile:
 
     def close(self) -> None:
         self._file.close()
-
-
-def _is_mask(info: ArrayInfo) -> bool:
-    return np.dtype(info.dtype).kind in "biu"
 
 
 def _open_mask(path: str, rows: Collection) -> _MaskFile:

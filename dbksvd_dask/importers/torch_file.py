@@ -39,9 +39,14 @@ class TorchFile(SourceFile):
                 return self._torch.load(self.path, mmap=True, **options)
             except RuntimeError:  # a file in the format before torch 1.6 cannot be mapped
                 return self._torch.load(self.path, **options)
-        except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise StoreError(f"{self.path} cannot be loaded as tensors (weights only): {reason}") from error
+        except pickle.UnpicklingError as error:  # its text advises to let the code of the file run
+            raise StoreError(
+                f"{self.path} cannot be loaded as tensors (weights only): it holds other objects, or is damaged; "
+                "save the tensors alone, with torch.save or np.save"
+            ) from error
+        except (RuntimeError, OSError, EOFError, ValueError, LookupError) as error:
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise StoreError(f"{self.path} is not a readable torch file, or truncated: {reason}") from error
 
     def read_items(self, name: str, start: int, stop: int) -> Array:
         """Read entries [start, stop) along the first axis."""

@@ -8,15 +8,24 @@ import numpy as np
 import zarr
 
 from dbksvd_dask.errors import StoreError
-from dbksvd_dask.importers.base import Array, ArrayInfo, Hints, SourceFile, numeric_name
+from dbksvd_dask.importers.base import Array, ArrayInfo, Hints, SourceFile, numeric_name, readable
+from dbksvd_dask.importers.identity import fold, of_folder, of_remote
 from dbksvd_dask.store import remote
-from dbksvd_dask.store.rows import ACTIVATIONS_FORMAT, ROW_CHECKSUMS, check_format, open_aligned, open_rows
+from dbksvd_dask.store.dtypes import BFLOAT16
+from dbksvd_dask.store.rows import (
+    ACTIVATIONS_FORMAT,
+    ROW_CHECKSUMS,
+    RowReader,
+    check_format,
+    open_aligned,
+    open_rows,
+)
 
 
 class ZarrFile(SourceFile):
     """A Zarr store; its arrays are those of the group, by name."""
 
-    def __init__(self, path: str, hints: Hints) -> None:
+    def __init__(self, path: str) -> None:
         self.path = path
         node = remote.open_zarr(path)
         found: dict[str, zarr.Array[Any]] = {"": node} if isinstance(node, zarr.Array) else dict(node.arrays())
@@ -28,24 +37,35 @@ class ZarrFile(SourceFile):
             dtype = np.dtype(array.dtype)
             if dtype.kind in "biufV":
                 marked = array.attrs.get("dtype") == "bfloat16"
-                dtype_name = "bfloat16" if marked else numeric_name(dtype, path, hints)
-                self.arrays[name] = ArrayInfo(tuple(array.shape), dtype_name)
+                self.arrays[name] = ArrayInfo(tuple(array.shape), BFLOAT16 if marked else numeric_name(dtype))
+        self._readers: dict[str, RowReader] = {}
 
     def read_items(self, name: str, start: int, stop: int) -> Array:
         """Read entries [start, stop) along the first axis."""
         if self._own:  # through the reader, which notices a chunk that is missing
-            reader = open_rows(self.path) if name == "activations" else open_aligned(self.path, name)
+            reader = self._reader(name)
             return reader.read_stored(start, stop).reshape(-1, *reader.row_shape)
         try:
             block = np.asarray(self._arrays[name][start:stop])
         except Exception as error:  # a codec may fail with anything
             what = f"entries {start} to {stop} of `{name}` in {self.path}"
             raise StoreError(f"{what} cannot be read: {error}") from error
-        if self.arrays[name].dtype == "bfloat16":
-            return block.view(np.uint16)
+        block = block.view(readable(block.dtype))
         return block.astype(block.dtype.newbyteorder("="), copy=False)
+
+    def identity(self) -> tuple[int, int]:
+        """Return what tells the content of this store: of an own one its fingerprint, else all its files."""
+        if self._own:
+            return 0, fold(self._reader("activations").fingerprint)
+        return of_remote(self.path) if remote.is_remote(self.path) else of_folder(self.path)
+
+    def _reader(self, name: str) -> RowReader:
+        if name not in self._readers:
+            opened = open_rows(self.path) if name == "activations" else open_aligned(self.path, name)
+            self._readers[name] = opened
+        return self._readers[name]
 
 
 def open_zarr_file(path: str, hints: Hints) -> SourceFile:
     """Open a Zarr store as a source."""
-    return ZarrFile(path, hints)
+    return ZarrFile(path)
