@@ -97,6 +97,7 @@ class ImportJob:
         callbacks: Iterable[Callback] = (),
     ) -> None:
         self.path = remote.normalise(path)
+        require_free(self.path, force)
         self.rules = rules or Rules()
         self.source_row = source_row
         self.compressor = compressor
@@ -106,7 +107,9 @@ class ImportJob:
         self._kept_arrays = tuple(aligned)
         beside = dict.fromkeys((*aligned, *((self.rules.mask_array,) if self.rules.mask_array else ())))
         hints = Hints(dtype, n_features)
-        self.rows = Collection(source, array=array, aligned=tuple(beside), hints=hints, format=format)
+        self.rows = Collection(
+            source, array=array, aligned=tuple(beside), hints=hints, format=format, exclude=self.path
+        )
         width, itemsize = self.rows.n_features, stored_dtype(self.rows.dtype).itemsize
         self.chunk_rows = chunk_rows or min(default_chunk_rows(width, itemsize), self.rows.n_rows)
         self._scan_folder = atomic.aside(f"{self.path}.scan")
@@ -120,7 +123,6 @@ class ImportJob:
 
     def init(self) -> ActivationWriter:
         """Find out which rows are kept and begin the store, or go on with one that was begun."""
-        require_free(self.path, self.force)
         job = self._identity()
         n_blocks = self.selection.n_blocks
         with atomic.explain_full_disk(self._scan_folder):

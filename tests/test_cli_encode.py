@@ -106,13 +106,14 @@ def test_plan_says_what_it_takes_and_does_nothing(tmp_path, store, run):
 
 
 PEAK = """
-import resource, sys
+import sys
 from dbksvd_dask.cli import main
+from tests.clusters import peak
 try:
     main(sys.argv[1:])
 except SystemExit as end:
     assert not end.code
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+print(peak())
 """
 
 

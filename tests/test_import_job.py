@@ -252,6 +252,21 @@ def test_import_goes_on_however_its_source_is_spelled(tmp_path, monkeypatch, rng
     assert open_activations("s").attrs["provenance"]["source"] == str(source)
 
 
+@pytest.mark.parametrize("finished", [True, False])
+def test_store_inside_the_folder_it_is_made_from_is_no_part_of_it(finished, tmp_path, rng):
+    folder = tmp_path / "files"
+    folder.mkdir()
+    save(folder / "a.npy", rng.standard_normal((40, 4)).astype(np.float32))
+    if finished:
+        import_activations(folder, folder / "s", chunk_rows=8)
+    else:
+        interrupt(folder, folder / "s")
+    result = import_activations(folder, folder / "s", chunk_rows=8, force=finished)
+    assert (result.n_samples, result.n_files) == (40, 1)
+    assert (result.chunks_kept > 0) != finished
+    assert sorted(os.listdir(folder)) == ["a.npy", "s"]
+
+
 def test_mask_that_changed_is_not_mixed_with_its_past(tmp_path, rng):
     source = save(tmp_path / "a.npy", rng.standard_normal((40, 4)).astype(np.float32))
     mask = str(save(tmp_path / "mask.npy", np.arange(40) % 2))

@@ -53,7 +53,7 @@ def test_changed_zarr_source_is_not_mixed_with_its_past(write_again, tmp_path):
     first(source, 1)
     interrupt(source, tmp_path / "store")
     write_again(source, 2)
-    with pytest.raises(MismatchError, match=r"unfinished store at .*store.partial was begun with job="):
+    with pytest.raises(MismatchError, match=r"unfinished store at .*store.partial was begun with files="):
         import_activations(source, tmp_path / "store", chunk_rows=8)
     import_activations(source, tmp_path / "store", chunk_rows=8, force=True)
     assert open_rows(tmp_path / "store").read(20, 30).min() == 2

@@ -245,8 +245,11 @@ def test_other_texts_or_options_do_not_mix_with_work_done(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         write_store(store, token_rows(TinyModel(fail_after=4)), "float16", {"layer": 2}, chunk_rows=3)
     changed = [text.replace("x", "q") for text in TEXTS]
-    for rows, layer in [(token_rows(), 1), (token_rows(texts=changed), 2)]:
-        with pytest.raises(MismatchError, match="was begun with attributes="):
+    for rows, layer, said in [
+        (token_rows(), 1, "layer=2, now layer=1"),
+        (token_rows(texts=changed), 2, "texts_sha256="),
+    ]:
+        with pytest.raises(MismatchError, match=f"was begun with .*{said}"):
             write_store(store, rows, "float16", {"layer": layer}, chunk_rows=3)
     assert write_store(store, token_rows(), "float16", {"layer": 1}, chunk_rows=3, overwrite=True)
     with pytest.raises(StoreError, match="exists already"):

@@ -80,11 +80,9 @@ def _plan(source: str, path: str, **options: Any) -> dict[str, Any]:
     from dbksvd_dask.job_tools import storing_threads
     from dbksvd_dask.store.chunk_file import PIECE_BYTES
     from dbksvd_dask.store.dtypes import stored_dtype
-    from dbksvd_dask.store.writer import require_free
 
     names = ("mask", "mask_array", "drop_first_token", "drop_outliers", "nonfinite")
     rules = Rules(**{name: options.pop(name) for name in names})
-    require_free(path, options["force"])
     job = ImportJob(source, path, rules=rules, **options)
     try:
         rows, width = job.rows.n_rows, job.rows.n_features
