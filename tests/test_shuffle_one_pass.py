@@ -115,15 +115,11 @@ def test_only_plain_local_files_are_picked_from(tmp_path, store):
 
 
 def test_more_files_than_may_be_open_are_not_picked_from(store, monkeypatch):
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert files_to_open() == limits[0] // 2
+    assert files_to_open() == resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+    reader = open_rows(store)
     for files, picked in ((16, True), (15, False)):  # of the 16 chunks of the store
-        resource.setrlimit(resource.RLIMIT_NOFILE, (2 * files, limits[1]))
-        try:
-            found = can_pick(open_rows(store))
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        assert found == picked
+        monkeypatch.setattr("resource.getrlimit", lambda _, files=files: (2 * files, 2 * files))
+        assert can_pick(reader) == picked
 
 
 def test_rows_that_cannot_be_read_are_refused(store, tmp_path):
