@@ -104,6 +104,7 @@ def write_chunk_file(
     step = max(1, min(len(rows), piece_rows(rows.nbytes // max(1, len(rows)))))
     buffers = np.empty((2, step, *rows.shape[1:]), rows.dtype)
     with atomic.staged(path, folder, durable=False) as scratch, open(scratch, "w+b", buffering=0) as file:
+        atomic.reserve(file.fileno(), rows.nbytes + pad)
         for first in range(0, len(rows), step):
             piece = _piece(rows, first, buffers[0])
             if on_rows is not None:
