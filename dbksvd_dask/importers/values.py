@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from dbksvd_dask.store.dtypes import BFLOAT16, widen_bfloat16
 
-# a block of rows that stays in the cache between the steps
-BLOCK_BYTES = 1 << 18
+# a block of rows that stays in the cache between the steps; norms need four times as much beside it
+BLOCK_BYTES, NORM_BLOCK_BYTES = 1 << 20, 1 << 18
 
 # the bits of the exponent; a number with all of them set is infinite or not a number
 _EXPONENT = {
@@ -21,8 +21,8 @@ _EXPONENT = {
 }
 
 
-def _blocks(rows: npt.NDArray[Any]) -> range:
-    return range(0, len(rows), max(1, BLOCK_BYTES // max(1, rows.nbytes // max(1, len(rows)))))
+def _blocks(rows: npt.NDArray[Any], nbytes: int) -> range:
+    return range(0, len(rows), max(1, nbytes // max(1, rows.nbytes // max(1, len(rows)))))
 
 
 def nonfinite_rows(rows: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.intp]:
@@ -39,12 +39,12 @@ def nonfinite_rows(rows: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.intp]:
     bits = rows.view(exponent.dtype)
     signed = bits.view(f"i{exponent.itemsize}")
     negative = int(exponent) | 1 << 8 * exponent.itemsize - 1
-    step = _blocks(rows).step
     found = []
-    for start in _blocks(rows):
+    blocks = _blocks(rows, BLOCK_BYTES)
+    for start in blocks:
         # As integers, what is not finite is the largest of its sign: two searches for a maximum, and no copy.
         # np.isfinite is several times slower on float16, and does not know bfloat16.
-        part = slice(start, start + step)
+        part = slice(start, start + blocks.step)
         if signed[part].max(initial=0) >= int(exponent) or bits[part].max(initial=0) >= negative:
             found.append(start + np.flatnonzero(((bits[part] & exponent) == exponent).any(axis=1)))
     return np.concatenate(found) if found else np.empty(0, np.intp)
@@ -65,13 +65,13 @@ def row_norms(rows: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.float32]:
     ndarray of float32, shape (n,)
     """
     norms = np.empty(len(rows), np.float32)
-    step = _blocks(rows).step
-    for start in _blocks(rows):
-        block = rows[start : start + step]
+    blocks = _blocks(rows, NORM_BLOCK_BYTES)
+    for start in blocks:
+        block = rows[start : start + blocks.step]
         # float64: the square of a large float32 or bfloat16 overflows float32
         wide = (widen_bfloat16(block) if dtype == BFLOAT16 else block).astype(np.float64)
         with np.errstate(over="ignore", invalid="ignore"):
-            norms[start : start + step] = np.sqrt(np.einsum("ij,ij->i", wide, wide))
+            norms[start : start + blocks.step] = np.sqrt(np.einsum("ij,ij->i", wide, wide))
     return norms
 
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -190,8 +190,12 @@ class ActivationWriter:
                 "were written (is the disk failing?); run again to write them anew"
             )
         table = np.array([mark["crc32c"] for mark in marks], np.uint32)
-        self._write_checksums(table)
-        self._settle()
+        with ThreadPoolExecutor(FSYNC_THREADS) as pool:  # waiting for the disk, not for a core
+            chunks = [pool.submit(atomic.fsync_path, path) for path in self._files(self._names())]
+            self._write_checksums(table)  # meanwhile
+            rest = [pool.submit(atomic.fsync_path, path) for path in self._files(("", ROW_CHECKSUMS))]
+            for forced in (*chunks, *rest):
+                forced.result()
         # in one write (attrs.update makes one per key): a store is complete with all its attributes, or not yet
         self._group.update_attributes({**attributes, "complete": True, "content_id": self._content_id(table)})
         if not remote.is_remote(self.work):
@@ -303,19 +307,18 @@ class ActivationWriter:
             if name != "plan.json":
                 remote.remove(remote.join(self._parts, name))
 
-    def _settle(self) -> None:
-        """Remove scratch files that a killed run left among the chunks, and force the rest to the disk."""
+    def _files(self, names: Iterable[str]) -> list[str]:
+        """Return the files of arrays and their folders, less scratch files of a killed run, which go."""
         if remote.is_remote(self.work):
-            return
-        folders = [os.path.join(self.work, name) for name in ("", *self._names(), ROW_CHECKSUMS)]
+            return []
+        folders = [os.path.join(self.work, name) for name in names]
         paths = []
         for path in (os.path.join(folder, found) for folder in folders for found in os.listdir(folder)):
             if path.endswith(".partial"):
                 os.unlink(path)
             elif os.path.isfile(path):
                 paths.append(path)
-        with ThreadPoolExecutor(FSYNC_THREADS) as pool:  # waiting for the disk, not for a core
-            list(pool.map(atomic.fsync_path, (*paths, *folders)))
+        return [*paths, *folders]
 
 
 def create_activations(
