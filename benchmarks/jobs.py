@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import common
+from benchmarks.peak import peak_of_this_process
 
 # rows, features, repeats; the figures that are promised are those of "paper"
 SIZES = {"tiny": (4_096, 64, 1), "small": (262_144, 768, 5), "paper": (2_621_440, 768, 5)}
@@ -94,8 +94,7 @@ def alternate(job: str, file: str, source: str, target: str, repeats: int) -> di
         found.append({**run(source, target), **copied})
         shutil.rmtree(target)
     best = {name: min(one[name] for one in found) for name in ("seconds", "copy_seconds", "copy_fsync_seconds")}
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {**found[0], **best, "peak_memory_bytes": peak}
+    return {**found[0], **best, "peak_memory_bytes": peak_of_this_process()}
 
 
 def measure_copying_job(job: str, folder: str, n_samples: int, n_features: int, repeats: int) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import shutil
 import tempfile
 import time
@@ -26,6 +25,7 @@ import dask
 import numpy as np
 
 from benchmarks._stores import write_store
+from benchmarks.peak import peak_of_this_process
 from dbksvd_dask import encode
 from dbksvd_dask.encode_job import encode_store
 from dbksvd_dask.plan import random_atoms
@@ -71,7 +71,7 @@ def measure_encode(
         "threads": dask.system.CPU_COUNT,
         "job_s": job_s,
         "job_samples_per_s": n_samples / job_s,
-        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "peak_memory_bytes": peak_of_this_process(),
     }
     if memory:
         result |= {"memory_s": memory_s, "ratio": memory_s / job_s, "cpu_ratio": memory_cpu / job_cpu}

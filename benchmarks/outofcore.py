@@ -23,16 +23,10 @@ import dask
 import psutil
 
 from benchmarks._stores import write_store
+from benchmarks.peak import peak_of_this_process
 
 LIMIT_BYTES = 1_500_000_000
 MOST_GROWTH = 1.10
-
-
-def peak_of_this_process() -> int:
-    """Most memory this process has had, as the kernel counts it."""
-    with open("/proc/self/status") as file:
-        (line,) = (line for line in file if line.startswith("VmHWM:"))
-    return 1024 * int(line.split()[1])
 
 
 def work(store: str, folder: str, params: dict[str, Any], threads: int) -> dict[str, Any]:
