@@ -49,7 +49,7 @@ def _shared(function: F) -> F:
                 show_default=True,
                 help="Whether sequences began with the token that marks a beginning.",
             ),
-            click.option("--force", is_flag=True, help="Replace OUT if it is there."),
+            click.option("--force", is_flag=True, help="Replace OUT if it is an earlier export."),
             common.json_option,
         ]
     ):

@@ -42,7 +42,8 @@ def command(source: str, path: str, as_json: bool, show_plan: bool, **options: A
 
     SRC is a file, a folder or a quoted pattern: .npy .npz .safetensors .h5 .parquet .arrow .pt, raw memory maps
     (.bin .raw .dat .mmap), Zarr, or a saved Hugging Face dataset such as an activation cache of SAELens. Arrays
-    of shape (sequence, token, feature) become rows. Many files go in natural order: shard_2 before shard_10.
+    of shape (sequence, token, feature) become rows. Many files go in natural order: shard_2 before shard_10. A raw
+    file is described by FILE.json beside it (shape, dtype), or by --dtype and --n-features.
 
     DST appears when it is complete. If the import is interrupted, the same command goes on where it stopped.
 

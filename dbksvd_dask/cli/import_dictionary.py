@@ -21,7 +21,7 @@ from dbksvd_dask.cli import common
     help="How the matrix lies; auto goes by the name of the tensor, else by the shape.",
 )
 @click.option("--drop-zero", is_flag=True, help="Leave out atoms of norm 0.")
-@click.option("--force", is_flag=True, help="Replace DST if it is there.")
+@click.option("--force", is_flag=True, help="Replace DST if it is a dictionary.")
 @common.json_option
 def command(source: str, path: str, force: bool, as_json: bool, **options: Any) -> None:
     """Read a SAELens folder, a .safetensors or a .npy file as the dictionary DST.
