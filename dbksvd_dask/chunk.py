@@ -134,11 +134,16 @@ def _merged(samples: tuple[np.ndarray, ...], rest: tuple[np.ndarray, ...]) -> Mo
 
 @one_blas_thread
 def codes_of(
-    Y: np.ndarray, D: np.ndarray, gram: np.ndarray, spec: EncodeSpec, weights: AtomWeights | None = None
+    Y: np.ndarray,
+    D: np.ndarray,
+    gram: np.ndarray,
+    spec: EncodeSpec,
+    weights: AtomWeights | None = None,
+    first: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Encode samples where the dictionary is; atom (n, k) int32 and coefficient (n, k) on the host."""
     compute = _gpu().encode_rows if on_device(D) else encode_rows
-    return compute(Y, D, gram, spec, weights)
+    return compute(Y, D, gram, spec, weights, first)
 
 
 def residual_of(Y: np.ndarray, atom: np.ndarray, coefficient: np.ndarray, D: np.ndarray) -> np.ndarray:
@@ -149,13 +154,18 @@ def residual_of(Y: np.ndarray, atom: np.ndarray, coefficient: np.ndarray, D: np.
 
 @one_blas_thread
 def measure(
-    Y: np.ndarray, D: np.ndarray, gram: np.ndarray, spec: EncodeSpec, weights: AtomWeights | None = None
+    Y: np.ndarray,
+    D: np.ndarray,
+    gram: np.ndarray,
+    spec: EncodeSpec,
+    weights: AtomWeights | None = None,
+    first: int = 0,
 ) -> tuple[Moments, int]:
     """Encode samples: sums over them and their residual, and the number of nonzeros."""
     if on_device(D):
-        samples, rest, n_nonzeros = _gpu().measure(Y, D, gram, spec, weights)
+        samples, rest, n_nonzeros = _gpu().measure(Y, D, gram, spec, weights, first)
         return _merged(samples, rest), n_nonzeros
-    atom, coefficient = encode_rows(Y, D, gram, spec, weights)
+    atom, coefficient = encode_rows(Y, D, gram, spec, weights, first)
     R = residual(Y, atom, coefficient, D)
     return moments(Y, R), int(np.count_nonzero(atom >= 0))
 

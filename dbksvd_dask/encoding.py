@@ -134,15 +134,20 @@ def encode_block(rows: Any, D: np.ndarray, gram: np.ndarray, how: EncodePlan) ->
     raw = rows.load()
     with device.turn(how.place.pursuit):
         Y = prepare(raw, rows.where, how.mean, how.dtype, how.place.device)
-        return chunk.codes_of(Y, D, gram, how.spec, how.weights)
+        return chunk.codes_of(Y, D, gram, how.spec, how.weights, int(rows.rows[0]))
 
 
-def evaluate_block(rows: Any, D: np.ndarray, gram: np.ndarray, how: EncodePlan) -> tuple[Moments, int]:
-    """Load and encode a block of rows: sums over samples and residual, and the number of nonzeros."""
+def evaluate_block(rows: Any, D: np.ndarray, gram: np.ndarray, how: EncodePlan, first: int) -> tuple[Moments, int]:
+    """Load and encode a block of rows: sums over samples and residual, and the number of nonzeros.
+
+    Parameters
+    ----------
+    first : place of the first of these rows among all that are measured
+    """
     raw = rows.load()
     with device.turn(how.place.pursuit):
         Y = prepare(raw, rows.where, how.mean, how.dtype, how.place.device)
-        return chunk.measure(Y, D, gram, how.spec, how.weights)
+        return chunk.measure(Y, D, gram, how.spec, how.weights, first)
 
 
 def dictionary_and_gram(names: Tasks, D: np.ndarray, place: Placement) -> tuple[Any, Any]:
@@ -164,7 +169,9 @@ def build_evaluation(
     own = names.data(np.ascontiguousarray(D), "dictionary")
     near, grams = dictionaries_of(names, own, 0, how.place), grams_of(names, own, D.shape[0], 0, how.place)
     parts = [
-        names.call(evaluate_block, "evaluate", (c,), rows_of(source, rows[a:b]), near[c], grams[c], how, chunk=c)
+        names.call(
+            evaluate_block, "evaluate", (c,), rows_of(source, rows[a:b]), near[c], grams[c], how, a, chunk=c
+        )
         for c, (a, b) in enumerate(spans)
     ]
     return names.finish(names.call(_merge_evaluation, "evaluation", (), parts))
@@ -248,9 +255,9 @@ def _as_array(
 
 # ---------------------------------------------------------------------------------------------- encode job
 
-# Rows that a task of the encode job widens and encodes at a time: enough for full speed, and a task then needs
-# the memory of its stored chunk and little more.
-BLOCK_ROWS = 4096
+# Rows that a task of the encode job widens and encodes at a time: whole tiles, enough for full speed, and a task
+# then needs the memory of its stored chunk and little more.
+BLOCK_ROWS = 9 * plan.TILE_ROWS
 # Tasks of one graph on local threads, where results are a few bytes and only as many chunks as there are
 # threads are in memory; between two graphs the threads wait for the slowest.
 LOCAL_WINDOW = 256
@@ -275,7 +282,7 @@ def encode_unit(
             where = StoreRows(reader, np.arange(start + a, start + b)).where
             Y = prepare(raw[a:b], where, how.mean, how.dtype)
             part = slice(start - first + a, start - first + b)
-            atom[part], exact = chunk.codes_of(Y, D, gram, how.spec, how.weights)
+            atom[part], exact = chunk.codes_of(Y, D, gram, how.spec, how.weights, start + a)
             coefficient[part] = _narrow(exact, goal.coefficient_dtype)
             # the error of what is stored, not of what was computed
             R = chunk.residual_of(Y, atom[part], coefficient[part].astype(how.dtype), D)

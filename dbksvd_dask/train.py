@@ -89,8 +89,7 @@ class Trainer:
         self.dtype = working_dtype(source.dtype)
         self._init = init
         held = 0 if validation is not None else params.validation
-        rows = (source.n_samples, source.block_rows, params.batch_size)
-        self.stream = plan.plan_stream(*rows, held, params.seed, params.first_rows)
+        self.stream = plan.plan_stream(source.n_samples, params.batch_size, held, params.seed, params.first_rows)
         if 0 < self.stream.n_validation < held:
             logger.info("validation cut from %d to %d rows, a tenth of the data", held, self.stream.n_validation)
         self.validation: Source | None = validation if validation is not None else source
@@ -312,7 +311,7 @@ class Trainer:
         if self.validation is None or self._validation_rows.size == 0:
             return {}
         how, D = self._encode_plan(state), state.dictionary
-        size = _part_size(self._validation_rows.size)
+        size = plan.part_rows(self._validation_rows.size, self._validation_rows.size)
         if how.place.device == "gpu":
             size = min(size, self._place.chunk_size)
         source, rows = self.validation, self._validation_rows
@@ -434,11 +433,6 @@ class Trainer:
             return self.run(self.start() if resumed is None else resumed, save)
 
 
-def _part_size(n_rows: int) -> int:
-    """Rows per task of an evaluation: at least four tasks, so that a few thousand rows still use every core."""
-    return max(256, -(-n_rows // 4))
-
-
 def _record(result: batch.BatchResult, n_rows: int) -> dict[str, float]:
     """One row of the history."""
     return {
@@ -499,7 +493,11 @@ def extrapolated(D: np.ndarray, previous: np.ndarray | None, momentum: float) ->
 
 
 def unit_rows(atoms: Any, shape: tuple[int, int], dtype: Any) -> np.ndarray:
-    """Check a given dictionary and normalise its rows: (n_atoms, n_features)."""
+    """Check a given dictionary and normalise its rows: (n_atoms, n_features).
+
+    Rows that are unit vectors to working precision stay as they are, to the bit: a dictionary that a fit returned
+    encodes as the fit itself does.
+    """
     atoms = np.asarray(atoms)
     if atoms.shape != shape:
         raise InputError(
@@ -512,7 +510,8 @@ def unit_rows(atoms: Any, shape: tuple[int, int], dtype: Any) -> np.ndarray:
     if (norms == 0).any():
         row = int(np.flatnonzero(norms == 0)[0])
         raise InputError(f"init row {row} is zero; every atom needs a direction")
-    return (atoms / norms).astype(dtype)
+    unit = np.abs(norms - 1) <= 8 * np.finfo(atoms.dtype).eps
+    return np.where(unit, atoms, atoms / norms).astype(dtype)
 
 
 def iterate(trainer: Trainer, state: FitState) -> Iterator[FitState]:

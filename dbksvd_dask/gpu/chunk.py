@@ -67,11 +67,11 @@ def encode_chunk(
 
 
 def encode_rows(
-    Y: Any, D: Any, gram: Any, spec: EncodeSpec, weights: AtomWeights | None = None
+    Y: Any, D: Any, gram: Any, spec: EncodeSpec, weights: AtomWeights | None = None, first: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
     """Encode samples, from the host or on the device: codes on the host, atom (n, k) and coefficient (n, k)."""
     with device.turn("gpu" if device.on_device(gram) else "cpu"):
-        atom, coefficient = encode.encode_rows(device.current().asarray(Y), D, gram, spec, weights)
+        atom, coefficient = encode.encode_rows(device.current().asarray(Y), D, gram, spec, weights, first)
         return device.to_host(atom), device.to_host(coefficient)
 
 
@@ -83,12 +83,12 @@ def residual(Y: np.ndarray, atom: np.ndarray, coefficient: np.ndarray, D: Any) -
 
 
 def measure(
-    Y: Any, D: Any, gram: Any, spec: EncodeSpec, weights: AtomWeights | None = None
+    Y: Any, D: Any, gram: Any, spec: EncodeSpec, weights: AtomWeights | None = None, first: int = 0
 ) -> tuple[Sums, Sums, int]:
     """Encode samples and sum over them and over their residual; also the number of nonzeros."""
     with device.turn("gpu" if device.on_device(gram) else "cpu"):
         Y = device.current().asarray(Y)
-        atom, coefficient = encode.encode_rows(Y, D, gram, spec, weights)
+        atom, coefficient = encode.encode_rows(Y, D, gram, spec, weights, first)
     with device.turn("gpu"):
         R = encode.residual(Y, atom, coefficient, D)
         return row_sums(Y), row_sums(R), int(np.count_nonzero(device.to_host(atom) >= 0))
