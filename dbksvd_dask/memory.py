@@ -118,7 +118,7 @@ def plan_fit(sizes: FitSizes, workers: int = 1, threads: int = 1) -> MemoryPlan:
     --------
     >>> plan = plan_fit(FitSizes(768, 4096, 32, 65536, 8192, read_itemsize=2), workers=1, threads=2)
     >>> plan.describe()
-    '1.2 GB (base 461.4 MB, states 272.8 MB, working 194.1 MB, gram 120.0 MB, dictionary 110.7 MB, sums 46.7 MB)'
+    '1.2 GB (base 461.4 MB, states 272.8 MB, working 192.9 MB, gram 119.4 MB, dictionary 110.7 MB, sums 46.7 MB)'
     """
     n = min(sizes.chunk_size, sizes.batch_size)
     n_chunks = -(-sizes.batch_size // n)

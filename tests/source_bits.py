@@ -21,7 +21,7 @@ from threadpoolctl import threadpool_info
 
 from dbksvd_dask import DBKSVD, encode, encode_store, open_codes, open_dictionary
 from dbksvd_dask.kernels.encode import EncodeSpec, encode_rows, gram_matrix
-from dbksvd_dask.store import code_writer
+from dbksvd_dask.store import atomic, code_writer
 
 # primes, so that nothing ends where something else does
 N_ROWS, N_FEATURES, N_ATOMS, K = 2011, 37, 101, 5
@@ -109,9 +109,15 @@ def cuts(Y, dtype):
     D = np.random.default_rng(1).standard_normal((N_ATOMS, N_FEATURES)).astype(dtype)
     D /= np.linalg.norm(D, axis=1, keepdims=True)
     gram, spec = gram_matrix(D), EncodeSpec(K)
-    for size in (N_ROWS, 1, 47, 48, 49, 480, 999):
+    whole = encode_rows(Y, D, gram, spec)
+    yield "all rows", digest(*whole)
+    for size in (47, 48, 49, 480, 999):
         parts = [encode_rows(Y[a : a + size], D, gram, spec, first=a) for a in range(0, N_ROWS, size)]
         yield f"rows {size} {dtype}", digest(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+    for row in range(0, N_ROWS, 41):  # one at a time, at every place on the grid; the rest from the whole
+        for array, found in zip(whole, encode_rows(Y[row : row + 1], D, gram, spec, first=row), strict=True):
+            array[row] = found[0]
+    yield f"single rows {dtype}", digest(*whole)
 
 
 def function(folder, Y):
@@ -145,6 +151,7 @@ def compare(folder, modes):
 
 def main():
     code_writer.MIN_CHUNK_ROWS = 64  # several units in a small store
+    atomic.fsync_path = lambda path: None  # nothing is killed here
     with tempfile.TemporaryDirectory() as folder:
         json.dump(compare(folder, sys.argv[1:] or list(MODES)), sys.stdout)
 

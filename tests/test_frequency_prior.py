@@ -85,7 +85,9 @@ def test_rare_atoms_lose_small_coefficients_and_the_mean_number_stays(rng):
         smallest.append([float(x.min(initial=np.inf)) for x in columns])
     place = np.arange(24)  # atoms are sorted by use
     assert spearmanr(place, smallest[0]).statistic > 0.7
-    assert spearmanr(place, smallest[1]).statistic < 0.5
+    # without it one threshold holds for all; the smallest of few coefficients may lie a little above
+    spread = [np.max(found) / np.min(found) for found in smallest]
+    assert spread[1] < 1.1 < 1.2 < spread[0]
 
 
 def test_store_job_and_resume_keep_the_prior(rng, tmp_path):

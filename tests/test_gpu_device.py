@@ -141,7 +141,6 @@ def test_the_plan_knows_the_sizes_of_the_code():
     from dbksvd_dask.gpu import encode as gpu_encode
     from dbksvd_dask.gpu import moments
 
-    assert gpu_plan._HOST_TILE_ROWS == cpu_encode.TILE_ROWS
     assert gpu_plan._SUM_ROWS == moments._SUM_ROWS == gpu_encode._SUM_ROWS
 
 

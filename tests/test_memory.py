@@ -72,7 +72,7 @@ def test_states_are_counted_as_they_are():
 
 
 def test_constants_are_those_of_the_kernels():
-    assert (memory.TILE_ROWS, memory.GRAM_BLOCK) == (encode.TILE_ROWS, encode.GRAM_BLOCK)
+    assert memory.GRAM_BLOCK == encode.GRAM_BLOCK
 
 
 @pytest.mark.parametrize("value", ["", "many", "-1", "4XB", 0, "GB", "nan"])

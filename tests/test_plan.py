@@ -11,7 +11,7 @@ from dbksvd_dask import plan
 from dbksvd_dask.errors import InputError
 
 streams = st.builds(
-    lambda n, block, batch, held, seed: plan.plan_stream(n, block, batch, held, seed),
+    lambda n, block, batch, held, seed: plan.RowStream(n, block, batch, min(held, n // 10), seed),
     st.integers(10, 400),
     st.integers(1, 60),
     st.integers(1, 500),
@@ -58,16 +58,16 @@ def test_rows_are_read_in_few_runs(stream):
 
 
 def test_epochs_come_in_new_orders_and_seeds_differ():
-    stream = plan.plan_stream(1000, 10, 100, 0, 1)
-    other = plan.plan_stream(1000, 10, 100, 0, 2)
+    stream = plan.RowStream(1000, 10, 100, 0, 1)
+    other = plan.RowStream(1000, 10, 100, 0, 2)
     first, second = stream.rows(0, 1000), stream.rows(1000, 1000)
     assert not np.array_equal(first, second)
     assert not np.array_equal(first, other.rows(0, 1000))
-    np.testing.assert_array_equal(first, plan.plan_stream(1000, 10, 100, 0, 1).rows(0, 1000))
+    np.testing.assert_array_equal(first, plan.RowStream(1000, 10, 100, 0, 1).rows(0, 1000))
 
 
 def test_a_huge_store_is_planned_in_no_time_and_little_memory():
-    stream = plan.plan_stream(10_000_000_000, 16_384, 65_536, 8192, 0)
+    stream = plan.plan_stream(10_000_000_000, 65_536, 8192, 0)
     rows = stream.batch(100_000)
     assert rows.size == 65_536
     assert len(plan.runs(rows)) <= 22

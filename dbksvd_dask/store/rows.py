@@ -113,11 +113,11 @@ class RowReader:
         -------
         ndarray of shape (rows of all runs, n_features), as `read` gives them
         """
-        ends = list(itertools.accumulate(stop - start for start, stop in runs))
+        ends = list(itertools.accumulate(stop - start for start, stop in itertools.starmap(self._checked, runs)))
         out = np.empty((ends[-1] if ends else 0, self.n_features), self.stored)
         targets = [out[end - (stop - start) : end] for (start, stop), end in zip(runs, ends, strict=True)]
         if self.raw and remote.is_remote(self.path):
-            self._read_ranges([(*self._checked(*run), target) for run, target in zip(runs, targets, strict=True)])
+            self._read_ranges([(*run, target) for run, target in zip(runs, targets, strict=True)])
         else:
             for (start, stop), target in zip(runs, targets, strict=True):
                 self.read_stored(start, stop, target)
