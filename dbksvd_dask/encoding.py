@@ -17,7 +17,7 @@ from dask._task_spec import Task
 from dask.callbacks import Callback as DaskCallback
 from dask.delayed import Delayed, delayed
 
-from dbksvd_dask import chunk, plan
+from dbksvd_dask import chunk, plan, running
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.evaluate.reconstruction import reconstruction_moments
 from dbksvd_dask.gpu import device
@@ -323,6 +323,7 @@ def run_units(tasks: Iterator[Delayed], on_done: Callable[[UnitWritten], None]) 
     """Run tasks on the current scheduler, a bounded number at a time; `on_done` hears of each."""
     client = current_client()
     if client is not None:
+        running.warn_of_mixed_arithmetic(client)
         _run_on_client(client, tasks, on_done)
         return
 

@@ -34,3 +34,7 @@ class DeviceError(DBKSVDError, RuntimeError):
 
 class ClusterError(DBKSVDError, RuntimeError):
     """The scheduler cannot be reached or was lost, or its workers failed more often than is retried."""
+
+
+class MixedArithmeticWarning(UserWarning):
+    """Workers of one cluster round differently, so the last bits depend on which of them got which task."""

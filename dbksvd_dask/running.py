@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 import time
+import warnings
+import weakref
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from typing import Any, TypeVar
@@ -13,7 +15,8 @@ import dask
 from dask.callbacks import Callback as DaskCallback
 from dask.delayed import Delayed
 
-from dbksvd_dask.errors import ClusterError, DBKSVDError, StoreError
+from dbksvd_dask.errors import ClusterError, DBKSVDError, MixedArithmeticWarning, StoreError
+from dbksvd_dask.kernels.blas import arithmetic
 from dbksvd_dask.tasks import current_client
 
 logger = logging.getLogger(__name__)
@@ -55,6 +58,7 @@ def compute(graph: Delayed, prefix: str = "", on_task: Callable[[], None] | None
 
 def _on_client(client: Any, graph: Delayed, prefix: str, on_task: Callable[[], None] | None) -> Any:
     """Submit a graph; hear of its tasks by holding futures of them, which costs the cluster nothing."""
+    warn_of_mixed_arithmetic(client)
     keys = [] if on_task is None else [k for k in graph.__dask_graph__() if str(k).startswith(prefix)]
     layer = graph.__dask_layers__()[0]
     futures = client.compute([graph, *(Delayed(key, graph.dask, layer=layer) for key in keys)])
@@ -64,6 +68,32 @@ def _on_client(client: Any, graph: Delayed, prefix: str, on_task: Callable[[], N
         # an exception keeps this frame, and with it the futures: what is left must not go on running
         for future in futures:
             future.release()
+
+
+# How the workers of each client round, by their addresses.
+_ARITHMETIC: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
+
+
+def warn_of_mixed_arithmetic(client: Any) -> None:
+    """Warn once, by name, when workers of a cluster round differently; only workers not seen before are asked."""
+    known = _ARITHMETIC.setdefault(client, {})
+    new = [worker for worker in client.nthreads() if worker not in known]
+    if not new:
+        return
+    before = set(known.values())
+    known.update(client.run(arithmetic, workers=new, on_error="ignore"))
+    if len(set(known.values())) > max(1, len(before)):
+        kinds: dict[str, list[str]] = {}
+        for worker, kind in known.items():
+            kinds.setdefault(kind, []).append(worker)
+        listed = "; ".join(f"{kind} on {', '.join(workers[:3])}" for kind, workers in kinds.items())
+        warnings.warn(
+            f"the workers of this cluster round differently ({listed}), so the last bits of the result depend on "
+            "which worker computes what; use workers of one kind, or set OPENBLAS_CORETYPE and NUMBA_CPU_NAME to "
+            "the same values on all of them",
+            MixedArithmeticWarning,
+            stacklevel=2,
+        )
 
 
 def _wait(client: Any, result: Any, watched: list[Any], on_task: Callable[[], None] | None) -> Any:
