@@ -6,6 +6,12 @@ import numpy as np
 import pytest
 
 
+@pytest.fixture(autouse=True)
+def no_lines_every_ten_seconds(monkeypatch):
+    """On a busy machine a command would tell on standard error how far it is; tests of that ask for it."""
+    monkeypatch.setattr("dbksvd_dask.cli.watch.LINE_EVERY", float("inf"))
+
+
 @pytest.fixture
 def rng():
     return np.random.default_rng(20240)

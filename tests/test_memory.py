@@ -164,7 +164,7 @@ def test_real_peak_stays_below_the_plan(wide_store, threads, more, tmp_path, mon
     if threads == 1:
         monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))  # as on the first run: kernels are compiled
     process = jobs.python(MEASURE, wide_store, threads, json.dumps({**WIDE, **more}))
-    out, errors = process.communicate(timeout=300)
+    out, errors = process.communicate(timeout=jobs.PATIENCE)
     assert process.returncode == 0, errors
     planned, real = json.loads(out)
     assert real <= planned
