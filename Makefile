@@ -2,8 +2,11 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Processes that run tests side by side. More than two need about 1 GB of memory each.
+JOBS ?= 2
+PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 
-.PHONY: demo test test-gpu lint bench clean
+.PHONY: demo test test-fast test-gpu test-interop lint bench clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -20,7 +23,11 @@ lint: $(VENV)/.installed
 	$(BIN)/lint-imports
 
 test: lint
-	$(BIN)/python -m pytest
+	$(PYTEST)
+
+# What a change is tried with again and again: under a minute.
+test-fast: $(VENV)/.installed
+	$(PYTEST) -m "not slow and not cluster and not browser and not network and not gpu"
 
 # On a machine with a card: the GPU tests on real CuPy arrays, then the times that belong into docs/gpu.md.
 test-gpu: $(VENV)/.installed

@@ -6,6 +6,16 @@ import numpy as np
 import pytest
 
 
+# Whoever uses one of these fixtures is marked by it.
+MARKS = {"s3": "network", "stub": "network", "driver": "browser", "bert": "interop"}
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        for name in MARKS.keys() & set(getattr(item, "fixturenames", ())):
+            item.add_marker(MARKS[name])
+
+
 @pytest.fixture(autouse=True)
 def no_lines_every_ten_seconds(monkeypatch):
     """On a busy machine a command would tell on standard error how far it is; tests of that ask for it."""

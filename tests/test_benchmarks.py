@@ -35,7 +35,13 @@ def ticking(monkeypatch):
     monkeypatch.setattr(common, "cpu_seconds", itertools.count(0.0, 10.0).__next__)
 
 
-@pytest.mark.parametrize("name", peers.PEERS)
+def foreign(name):
+    """Mark a peer that needs a distribution that we do not."""
+    needs = peers.PEERS[name][1]
+    return pytest.param(name, marks=[pytest.mark.interop] if needs not in (None, "scikit-learn") else [])
+
+
+@pytest.mark.parametrize("name", [foreign(name) for name in peers.PEERS])
 def test_every_peer_trains_and_is_scored(name, problem, ticking):
     needs = peers.PEERS[name][1]
     if needs is not None and installed(needs) is None:

@@ -236,6 +236,7 @@ def test_minilm_comes_from_an_installed_package_if_there_is_one(monkeypatch, tmp
     assert embedding._minilm() == str(tmp_path / "weights_in_a_package" / "model")
 
 
+@pytest.mark.interop
 def test_minilm_tells_a_topic_from_another():
     pytest.importorskip("sentence_transformers")
     try:

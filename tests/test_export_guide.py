@@ -57,6 +57,7 @@ def test_every_command_of_the_guide_runs(tmp_path, monkeypatch, rng):
 
 
 @pytest.mark.filterwarnings("default")  # SAELens builds on a class that its maker calls deprecated
+@pytest.mark.interop
 def test_every_block_of_the_guide_runs_with_saelens(tmp_path, monkeypatch):
     sae_lens = pytest.importorskip("sae_lens")
     from pipelines import tiny_model

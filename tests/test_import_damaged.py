@@ -270,6 +270,7 @@ def test_errors_of_torch_are_told_in_our_words(error, message, tmp_path, monkeyp
     refused(tmp_path / "a.pt", message, StoreError)
 
 
+@pytest.mark.interop
 def test_truncated_torch_file_is_named(tmp_path):
     pytest.importorskip("torch")
     for name in ("float16.pt", "legacy.pt"):

@@ -234,12 +234,14 @@ def test_dataset_dict_asks_for_a_split(tmp_path):
         ("bfloat16.pt", (7, 4, 6), "bfloat16", {"aligned": ["input_ids"]}),
     ],
 )
+@pytest.mark.interop
 def test_torch_tensors_round_trip(file, shape, dtype, options, tmp_path):
     pytest.importorskip("torch")
     import_activations(DATA / file, tmp_path / "store", chunk_rows=4, **options)
     assert_same_bits(tmp_path / "store", pattern(shape, dtype))
 
 
+@pytest.mark.interop
 def test_torch_file_with_code_is_refused(tmp_path):
     torch = pytest.importorskip("torch")
     torch.save({"tensor": torch.zeros(2, 2), "path": Path("x")}, tmp_path / "evil.pt")
@@ -247,6 +249,7 @@ def test_torch_file_with_code_is_refused(tmp_path):
         import_activations(tmp_path / "evil.pt", tmp_path / "store")
 
 
+@pytest.mark.interop
 def test_datasets_written_now_round_trip(tmp_path):
     datasets = pytest.importorskip("datasets")
     rows = values((9, 4, 6), "float32")
