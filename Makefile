@@ -1,6 +1,7 @@
 # `make demo` and `make test` need only Python 3.11 and make: each makes its own virtual environment.
 PYTHON ?= python3
 VENV ?= .venv
+INTEROP ?= .venv-interop
 BIN := $(VENV)/bin
 # Processes that run tests side by side. More than two need about 1 GB of memory each.
 JOBS ?= 2
@@ -15,6 +16,17 @@ $(VENV)/.installed: pyproject.toml
 
 demo: $(VENV)/.installed
 	$(BIN)/dbksvd demo demo-out --force
+
+# Before a release: the tests that need torch, SAELens or a peer of the benchmarks, in an environment of their own.
+# torch comes first and by itself, so that nothing else chooses its build. The last result is in docs/reliability.md.
+$(INTEROP)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(INTEROP)
+	$(INTEROP)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(INTEROP)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,importers,bench,interop]'
+	touch $@
+
+test-interop: $(INTEROP)/.installed
+	$(INTEROP)/bin/python -m pytest -m interop -rs
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
@@ -41,4 +53,4 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.guard
 
 clean:
-	rm -rf $(VENV) demo-out build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(INTEROP) demo-out build *.egg-info .pytest_cache .mypy_cache .ruff_cache
