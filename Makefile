@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 INTEROP ?= .venv-interop
 BIN := $(VENV)/bin
-# Processes that run tests side by side. More than two need about 1 GB of memory each.
+# Processes that run tests side by side.
 JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 

@@ -74,9 +74,7 @@ class ReadAhead:
         self._now, self._began, self._reading, self._threads = tag, now, 0.0, set()
         self._held = {key: future for key, future in self._held.items() if key[0] == tag}
 
-    def _take(
-        self, future: Future[tuple[np.ndarray, float]] | None, rows: StoreRows
-    ) -> tuple[np.ndarray, float]:
+    def _take(self, future: Future[tuple[np.ndarray, float]] | None, rows: StoreRows) -> tuple[np.ndarray, float]:
         if future is not None:
             try:
                 return future.result()

@@ -18,9 +18,7 @@ from dbksvd_dask.import_job import ImportJob, import_activations
 from dbksvd_dask.shuffle_job import shuffle_activations
 from dbksvd_dask.store.activations import create_activations, open_rows
 from tests.cli_helpers import fails, run, run_apart
-from tests.store_helpers import make_store, ordered_rows, skip_fsync, tree
-
-__all__ = ["skip_fsync"]
+from tests.store_helpers import make_store, ordered_rows, tree
 
 
 @pytest.fixture

@@ -20,10 +20,7 @@ from dbksvd_dask.import_job import import_activations
 from dbksvd_dask.importers import find_files, open_file
 from dbksvd_dask.store.activations import open_rows
 from tests.import_patterns import values
-from tests.store_helpers import skip_fsync
 from tests.test_import_formats import WRITERS, arrow_table
-
-__all__ = ["skip_fsync"]
 
 DATA = Path(__file__).parent / "data" / "imports"
 END_MARKS = {False: bytes.fromhex("ffffffff00000000"), True: bytes(4)}

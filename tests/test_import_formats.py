@@ -19,9 +19,6 @@ from dbksvd_dask.import_job import import_activations
 from dbksvd_dask.importers import find_files, open_file
 from dbksvd_dask.store.activations import open_activations, open_rows
 from tests.import_patterns import pattern, values
-from tests.store_helpers import skip_fsync
-
-__all__ = ["skip_fsync"]
 
 DATA = Path(__file__).parent / "data" / "imports"
 FLOATS = ("float16", "float32", "float64")

@@ -19,9 +19,7 @@ from dbksvd_dask.importers.values import exact_median, nonfinite_rows, row_norms
 from dbksvd_dask.store.activations import open_activations, open_rows
 from dbksvd_dask.store.dtypes import widen_bfloat16
 from tests.import_patterns import pattern, values
-from tests.store_helpers import skip_fsync, tree
-
-__all__ = ["skip_fsync"]
+from tests.store_helpers import tree
 
 
 def save(path, array):
