@@ -165,6 +165,7 @@ def test_stored_baseline_covers_the_small_size():
     assert any(name.startswith("iteration / bare products") for name in stored)
 
 
+@pytest.mark.slow
 def test_quality_and_page_at_tiny_size(tmp_path, monkeypatch):
     results = tmp_path / "results"
     quality.main(["--size", "tiny", "--out", str(results / "quality.json")])

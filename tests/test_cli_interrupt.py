@@ -13,6 +13,7 @@ from dbksvd_dask.store.dictionary import latest_checkpoint, open_dictionary
 from tests import clusters
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_the_checkpoint_and_says_where_it_is(tmp_path):
     np.save(tmp_path / "y.npy", np.random.default_rng(0).standard_normal((4000, 32)).astype("f4"))
     # a shell's background job hands "ignore Ctrl-C" down to its children

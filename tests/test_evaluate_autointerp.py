@@ -247,6 +247,7 @@ def test_minilm_tells_a_topic_from_another():
     assert close > far + 0.1
 
 
+@pytest.mark.slow
 def test_importing_the_evaluation_needs_no_dask_and_no_store():
     modules = ["metrics", "evaluate.probing", "evaluate.ground_truth", "evaluate.autointerp"]
     names = ", ".join(f"dbksvd_dask.{module}" for module in modules)

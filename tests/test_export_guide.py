@@ -155,6 +155,7 @@ def test_import_dictionary_says_what_it_changed(tmp_path, capsys, make_dictionar
     assert "exists already" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_help_loads_no_torch():
     import subprocess
     import sys

@@ -337,6 +337,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(store, expected, tmp_path):
     """The system refuses files above a size: writing fails in the middle, as on a full disk."""
     run = tmp_path / "run"

@@ -327,6 +327,7 @@ def naming(folder):
         raise
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(WRITERS) - {"zarr2"}))
 def test_whatever_byte_is_wrong_the_error_names_the_file(name, tmp_path):
     """A wrong byte may go unnoticed where a format has no checksums, but nothing else may come out."""

@@ -38,6 +38,7 @@ def test_batches_are_cuts_of_one_stream(stream, iteration):
     np.testing.assert_array_equal(rows, whole[-stream.rows_per_batch :])
 
 
+@pytest.mark.slow
 @given(streams, st.integers(1, 80), st.integers(1, 140))
 @settings(max_examples=100)
 def test_a_warm_up_doubles_its_batches_and_leaves_out_no_row(stream, first_rows, n_iter):

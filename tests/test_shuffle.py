@@ -197,6 +197,7 @@ def test_scratch_can_lie_elsewhere(store, tmp_path, monkeypatch):
     assert not os.listdir(tmp_path / "fast")
 
 
+@pytest.mark.slow
 def test_same_bytes_after_a_kill_at_any_write_and_no_work_twice(tmp_path):
     """SIGKILL at each publishing of a file in turn; see kill_sweep.py."""
     command = [sys.executable, "-W", "error", "-m", "tests.kill_sweep", "shuffle", str(tmp_path)]
