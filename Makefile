@@ -1,9 +1,13 @@
 # `make demo` and `make test` need only Python 3.11 and make: each makes its own virtual environment.
 PYTHON ?= python3
 VENV ?= .venv
+INTEROP ?= .venv-interop
 BIN := $(VENV)/bin
+# Processes that run tests side by side.
+JOBS ?= 2
+PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 
-.PHONY: demo test test-gpu lint bench clean
+.PHONY: demo test test-fast test-gpu test-interop lint bench clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -13,6 +17,17 @@ $(VENV)/.installed: pyproject.toml
 demo: $(VENV)/.installed
 	$(BIN)/dbksvd demo demo-out --force
 
+# Before a release: the tests that need torch, SAELens or a peer of the benchmarks, in an environment of their own.
+# torch comes first and by itself, so that nothing else chooses its build. The last result is in docs/reliability.md.
+$(INTEROP)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(INTEROP)
+	$(INTEROP)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(INTEROP)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,importers,bench,interop]'
+	touch $@
+
+test-interop: $(INTEROP)/.installed
+	$(INTEROP)/bin/python -m pytest -m interop -rs
+
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -20,7 +35,11 @@ lint: $(VENV)/.installed
 	$(BIN)/lint-imports
 
 test: lint
-	$(BIN)/python -m pytest
+	$(PYTEST)
+
+# What a change is tried with again and again: under a minute.
+test-fast: $(VENV)/.installed
+	$(PYTEST) -m "not slow and not cluster and not browser and not network and not gpu"
 
 # On a machine with a card: the GPU tests on real CuPy arrays, then the times that belong into docs/gpu.md.
 test-gpu: $(VENV)/.installed
@@ -34,4 +53,4 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.guard
 
 clean:
-	rm -rf $(VENV) demo-out build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(INTEROP) demo-out build *.egg-info .pytest_cache .mypy_cache .ruff_cache

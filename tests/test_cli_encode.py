@@ -117,6 +117,7 @@ print(peak())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n_rows", "n_features", "n_atoms"), [(3000, 16, 32), (40_000, 256, 1024)])
 def test_encode_stays_within_the_memory_of_its_plan(n_rows, n_features, n_atoms, tmp_path):
     store = jobs.write_store(tmp_path / "s", jobs.made_up(n_rows, n_features), 8192)

@@ -101,7 +101,7 @@ def test_killed_worker_mid_batch_gives_the_same_bits(client, store, expected, tm
     assert len(killed) == 1
     assert disturb.finished_after() == [1, 2]
     clusters.same(found, expected)
-    client.wait_for_workers(2, timeout=60)
+    client.wait_for_workers(2, timeout=clusters.PATIENCE)
     assert len(before - set(client.nthreads())) == 1, "one of the workers is another one now"
 
 
@@ -110,7 +110,7 @@ def test_workers_joining_and_leaving_give_the_same_bits(store, expected):
 
         def join():
             client.cluster.scale(3)
-            client.wait_for_workers(3, timeout=60)
+            client.wait_for_workers(3, timeout=clusters.PATIENCE)
 
         def leave():
             client.cluster.scale(2)

@@ -14,6 +14,8 @@ from dbksvd_dask.store.dictionary import open_dictionary
 from tests import jobs
 from tests.cli_helpers import run_apart
 
+pytestmark = pytest.mark.slow  # a process each
+
 SMALL = ("--n-atoms", 24, "--k", 3, "--n-iter", 2, "--chunk-size", 128, "--batch-size", 256)
 
 

@@ -90,6 +90,7 @@ def test_rare_atoms_lose_small_coefficients_and_the_mean_number_stays(rng):
     assert spread[1] < 1.1 < 1.2 < spread[0]
 
 
+@pytest.mark.slow
 def test_store_job_and_resume_keep_the_prior(rng, tmp_path):
     Y = samples(rng)
     zarr.create_array(str(tmp_path / "y.zarr"), shape=Y.shape, dtype="f4", chunks=(500, 24))[...] = Y
@@ -114,6 +115,7 @@ def test_store_job_and_resume_keep_the_prior(rng, tmp_path):
     assert whole.threshold_ > 0
 
 
+@pytest.mark.slow
 def test_schedulers_do_not_change_a_bit(rng):
     Y, found = samples(rng), []
     for config in ({"scheduler": "threads", "num_workers": 2}, {"scheduler": "synchronous"}):
@@ -124,6 +126,7 @@ def test_schedulers_do_not_change_a_bit(rng):
         assert a.tobytes() == b.tobytes()
 
 
+@pytest.mark.slow
 def test_exports_want_k_instead(rng, tmp_path):
     DBKSVD(24, 4, **HOW, checkpoint=tmp_path / "run").fit(samples(rng))
     stored = open_dictionary(tmp_path / "run")

@@ -121,6 +121,7 @@ def test_a_batch_is_shared_out_among_the_cards(monkeypatch):
     assert made.device_bytes == peak_bytes(sizes._replace(n_rows=4000), made.chunk_size, made.placement, 1)
 
 
+@pytest.mark.slow
 def test_a_cpu_run_loads_neither_cupy_nor_cuda():
     code = (
         "import sys, numpy as np; from dbksvd_dask import DBKSVD; "

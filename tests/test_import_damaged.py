@@ -20,10 +20,7 @@ from dbksvd_dask.import_job import import_activations
 from dbksvd_dask.importers import find_files, open_file
 from dbksvd_dask.store.activations import open_rows
 from tests.import_patterns import values
-from tests.store_helpers import skip_fsync
 from tests.test_import_formats import WRITERS, arrow_table
-
-__all__ = ["skip_fsync"]
 
 DATA = Path(__file__).parent / "data" / "imports"
 END_MARKS = {False: bytes.fromhex("ffffffff00000000"), True: bytes(4)}
@@ -270,6 +267,7 @@ def test_errors_of_torch_are_told_in_our_words(error, message, tmp_path, monkeyp
     refused(tmp_path / "a.pt", message, StoreError)
 
 
+@pytest.mark.interop
 def test_truncated_torch_file_is_named(tmp_path):
     pytest.importorskip("torch")
     for name in ("float16.pt", "legacy.pt"):
@@ -329,6 +327,7 @@ def naming(folder):
         raise
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(WRITERS) - {"zarr2"}))
 def test_whatever_byte_is_wrong_the_error_names_the_file(name, tmp_path):
     """A wrong byte may go unnoticed where a format has no checksums, but nothing else may come out."""

@@ -48,6 +48,7 @@ def names(run):
 # ---------------------------------------------------------------------------------------------- kill and resume
 
 
+@pytest.mark.slow
 def test_driver_killed_mid_batch_and_resumed_gives_the_same_bits(store, expected, tmp_path):
     run = tmp_path / "run"
     process = clusters.start_driver(store, run, tmp_path, iteration=1, round_=1)
@@ -202,11 +203,12 @@ def test_no_checkpoint_holds_a_pickle(halfway):
 # ---------------------------------------------------------------------------------------------- Ctrl-C
 
 
+@pytest.mark.slow
 def test_interrupt_mid_batch_says_what_is_safe_and_goes_on_later(store, expected, tmp_path):
     run = tmp_path / "run"
     process = clusters.start_driver(store, run, tmp_path, iteration=1, round_=1)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=clusters.PATIENCE)
     assert process.returncode != 0
     assert "KeyboardInterrupt: interrupted; " in errors
     assert "checkpoint-000001.zarr is intact; go on with resume=True (--resume)" in errors

@@ -129,6 +129,7 @@ def test_info_sees_a_store_where_checkpoints_lie_in_it(tmp_path, store, run):
 # ---------------------------------------------------------------------------------------------- --force
 
 
+@pytest.mark.slow
 def test_force_on_a_folder_that_cannot_be_changed_names_it_and_leaves_the_fit(run, store):
     before = jobs.tree(run)
     os.chmod(run, 0o555)
@@ -168,6 +169,7 @@ def test_a_damaged_checkpoint_is_named_with_the_one_that_can_be_read(tmp_path, d
     assert jobs.command("info", older)[0] == 0
 
 
+@pytest.mark.slow
 def test_resume_goes_on_from_the_one_that_can_be_read_and_says_so_once(damaged, store):
     done = run_apart("fit", store, damaged, "--resume", "--n-iter", 3)
     assert done.returncode == 0, done.stderr

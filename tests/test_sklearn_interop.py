@@ -87,6 +87,7 @@ def test_feature_names_only_for_columns():
     assert not hasattr(DBKSVD(16, 3), "get_feature_names_out")
 
 
+@pytest.mark.slow
 def test_grid_search_over_a_pipeline_and_alone(clusters):
     Y, label = clusters
     pipeline = make_pipeline(DBKSVD(16, 1, output="sparse", **OPTIONS), LogisticRegression(max_iter=500))
