@@ -436,6 +436,7 @@ class Trainer:
         if resume and keeping.newest_iteration(checkpoint) >= self.params.n_iter:
             state = self.resume(checkpoint)
             if state.iteration >= self.params.n_iter:  # nothing to write: such a folder may be read-only
+                keeping.tidy(checkpoint)
                 return self.run(state)
         with ExitStack() as stack:
             with keeping.telling_what_is_safe(checkpoint, self._emit):

@@ -393,6 +393,11 @@ def write_checkpoint(run: PathLike, dictionary: Dictionary) -> str:
     """Publish a checkpoint, then remove all but the newest `KEEP`."""
     name = _checkpoint_name(dictionary.iteration)
     path = _publish(os.path.join(_local(run, "a run"), name), dictionary)  # also in place of a damaged one
+    remove_old_checkpoints(run)
+    return path
+
+
+def remove_old_checkpoints(run: PathLike) -> None:
+    """Remove all but the newest `KEEP` checkpoints."""
     for old in checkpoints(run)[:-KEEP]:
         shutil.rmtree(old, ignore_errors=True)
-    return path
