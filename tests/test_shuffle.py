@@ -201,8 +201,8 @@ def test_scratch_can_lie_elsewhere(store, tmp_path, monkeypatch):
 
 
 def test_same_bytes_after_a_kill_at_any_write_and_no_work_twice(tmp_path):
-    """SIGKILL at each publishing of a file in turn; see kill_sweep.py."""
-    command = [sys.executable, "-W", "error", "-m", "tests.kill_sweep", "shuffle", str(tmp_path)]
+    """SIGKILL at each publishing of a file in turn; see kills/sweep.py."""
+    command = [sys.executable, "-W", "error", "-m", "tests.kills.sweep", "shuffle", str(tmp_path)]
     swept = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     chunks, blocks = swept["undisturbed"]["chunks_written"], swept["undisturbed"]["blocks_written"]
     assert len(swept["points"]) > chunks + blocks
