@@ -113,16 +113,27 @@ def _wait(client: Any, result: Any, watched: list[Any], on_task: Callable[[], No
 
 
 def _check_workers(client: Any, seen: float) -> float:
-    """Time at which workers were last seen; gives up when that is too long ago."""
-    if client.nthreads():
+    """Time at which workers that take tasks were last seen; gives up when that is too long ago.
+
+    A worker that uses 80 % of its memory limit is paused: it stays, takes no task, and with a limit below what it
+    needs to start it never will.
+    """
+    workers = client.scheduler_info()["workers"].values()  # some versions of Dask tell of the first few only
+    if len(client.nthreads()) > len(workers) or any(worker.get("status") != "paused" for worker in workers):
         return time.monotonic()
     gone = time.monotonic() - seen
+    if gone > NO_WORKERS_SECONDS and workers:
+        raise ClusterError(
+            f"all workers of the scheduler at {address(client)} have been paused for {gone:.0f} s, as they use "
+            "most of their memory limit; start them with a higher one (`dask worker --memory-limit`)"
+        )
     if gone > NO_WORKERS_SECONDS:
         raise ClusterError(
             f"the scheduler at {address(client)} has had no worker for {gone:.0f} s; start workers "
             f"(`dask worker {address(client)}`)"
         )
-    logger.warning("the scheduler has no workers; waiting for some since %.0f s", gone)
+    what = "only paused workers" if workers else "no workers"
+    logger.warning("the scheduler has %s; waiting for some since %.0f s", what, gone)
     return seen
 
 

@@ -141,12 +141,17 @@ def await_true(condition, seconds=PATIENCE):
         time.sleep(0.05)
 
 
+def state(pid):
+    """State of a process as Linux calls it: "R", "S", "T" for stopped, "Z" for a zombie; None if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return None
+
+
 def is_alive(pid):
     """Whether a process runs (a zombie does not)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+    return state(pid) not in (None, "Z")
 
 
 def peak():

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import dask
 import numpy as np
@@ -432,3 +433,32 @@ def test_what_will_fail_again_is_not_tried_again(store, monkeypatch, error):
     with pytest.raises(type(error)):
         clusters.on_threads(store, 2, callbacks=[seen.append])
     assert not [e for e in seen if isinstance(e, events.Retrying)]
+
+
+# ---------------------------------------------------------------------------------------------- paused workers
+
+
+class Paused:
+    """A client of workers that are all paused, as with a memory limit below what a worker needs to start."""
+
+    scheduler = SimpleNamespace(address="tcp://head:8786")
+
+    def __init__(self, *states):
+        self.states = states
+
+    def nthreads(self):
+        return dict.fromkeys(range(len(self.states)), 1)
+
+    def scheduler_info(self):
+        return {"workers": {f"tcp://{i}": {"status": state} for i, state in enumerate(self.states)}}
+
+
+def test_workers_that_are_all_paused_end_the_wait_in_plain_words(monkeypatch, caplog):
+    monkeypatch.setattr(running.time, "monotonic", lambda: 1000.0)
+    assert running._check_workers(Paused("paused", "running"), 0.0) == 1000.0
+    assert running._check_workers(Paused("paused", "paused"), 900.0) == 900.0
+    assert "the scheduler has only paused workers; waiting for some since 100 s" in caplog.text
+    with pytest.raises(ClusterError, match=r"all workers .* tcp://head:8786 have been paused for 1000 s, .*limit"):
+        running._check_workers(Paused("paused", "paused"), 0.0)
+    with pytest.raises(ClusterError, match="has had no worker for 1000 s"):
+        running._check_workers(Paused(), 0.0)

@@ -236,3 +236,21 @@ def test_benchmark_without_a_card_says_so(no_cupy, capsys):
 
     assert gpu.main(["--json"]) == 1
     assert "CuPy cannot be imported" in capsys.readouterr().err
+
+
+class Asked:
+    """A client whose second worker dies while it is asked."""
+
+    def nthreads(self):
+        return {"tcp://a": 1, "tcp://b": 1}
+
+    def run(self, function, on_error):
+        assert on_error == "return", "else the answer of one dead worker is an exception for all"
+        return {"tcp://a": ("", 10**9), "tcp://b": ConnectionResetError("reset by peer")}
+
+
+def test_a_worker_that_dies_while_it_is_asked_for_its_device_does_not_end_the_fit(monkeypatch):
+    monkeypatch.setattr(placement, "current_client", Asked)
+    assert placement.choose("auto") == []
+    with pytest.raises(DeviceError, match=r"on worker tcp://b there is no answer \(reset by peer\)"):
+        placement.choose("gpu")

@@ -183,8 +183,8 @@ def test_median_of_parts_is_the_lower_median(n, rng):
 @pytest.mark.slow
 @pytest.mark.parametrize("job", ["import", "import-all"])
 def test_same_bytes_after_a_kill_at_any_write_and_no_work_twice(job, tmp_path):
-    """SIGKILL at each publishing of a file in turn; see kill_sweep.py."""
-    command = [sys.executable, "-W", "error", "-m", "tests.kill_sweep", job, str(tmp_path)]
+    """SIGKILL at each publishing of a file in turn; see kills/sweep.py."""
+    command = [sys.executable, "-W", "error", "-m", "tests.kills.sweep", job, str(tmp_path)]
     swept = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     total, scans = swept["undisturbed"]["chunks_written"], swept["undisturbed"]["blocks_scanned"]
     assert len(swept["points"]) > total

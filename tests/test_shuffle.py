@@ -199,8 +199,8 @@ def test_scratch_can_lie_elsewhere(store, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_same_bytes_after_a_kill_at_any_write_and_no_work_twice(tmp_path):
-    """SIGKILL at each publishing of a file in turn; see kill_sweep.py."""
-    command = [sys.executable, "-W", "error", "-m", "tests.kill_sweep", "shuffle", str(tmp_path)]
+    """SIGKILL at each publishing of a file in turn; see kills/sweep.py."""
+    command = [sys.executable, "-W", "error", "-m", "tests.kills.sweep", "shuffle", str(tmp_path)]
     swept = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     chunks, blocks = swept["undisturbed"]["chunks_written"], swept["undisturbed"]["blocks_written"]
     assert len(swept["points"]) > chunks + blocks
@@ -251,7 +251,7 @@ def test_refusals(store, tmp_path):
         shuffle_activations(tmp_path / "nowhere", tmp_path / "s", seed=0)
     shuffle_activations(store, tmp_path / "s", seed=0)
     with pytest.raises(StoreError, match=r"s exists already; .* --force"):
-        shuffle_activations(store, tmp_path / "s", seed=0)
+        shuffle_activations(store, tmp_path / "s", seed=1)
     (tmp_path / "source" / "activations" / "c.3.0").unlink()
     with pytest.raises(StoreError, match=r"chunk 3 of .*source \(rows 192 to 255\) is missing"):
         shuffle_activations(store, tmp_path / "t", seed=0)

@@ -206,8 +206,8 @@ def test_short_rows_are_not_worth_a_read_each(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("passes_of", ["11", "12", "21"])
 def test_same_bytes_after_a_kill_whichever_way_it_goes_on(passes_of, tmp_path):
-    """SIGKILL at every fifth publishing of a file; see kill_sweep.py."""
-    command = [sys.executable, "-W", "error", "-m", "tests.kill_sweep", f"shuffle{passes_of}", str(tmp_path), "5"]
+    """SIGKILL at every fifth publishing of a file; see kills/sweep.py."""
+    command = [sys.executable, "-W", "error", "-m", "tests.kills.sweep", f"shuffle{passes_of}", str(tmp_path), "5"]
     swept = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     chunks, blocks = swept["undisturbed"]["chunks_written"], swept["undisturbed"]["blocks_written"]
     assert len(swept["points"]) > (chunks + blocks) / 5
