@@ -212,7 +212,7 @@ def open_dictionary(path: PathLike) -> Dictionary:
 def _open(where: str) -> Dictionary:
     """Read the dictionary in the Zarr group `where`."""
     try:
-        group = zarr.open_group(where, mode="r")
+        group = remote.open_group(where)
         attrs = dict(group.attrs)
         _check_format(where, attrs)
         return _read(where, group, attrs)
@@ -239,7 +239,7 @@ def verify_dictionary(path: PathLike) -> int:
     count = 0
     for one in [where] if is_zarr(where) else checkpoints(where):
         _open(one)  # compares them
-        checksums = zarr.open_group(one, mode="r").attrs.get("crc32")
+        checksums = remote.open_group(one).attrs.get("crc32")
         if not isinstance(checksums, dict) or not checksums:
             raise StoreError(f"{one} has no checksums to verify; it was not written by this package")
         count += len(checksums)
@@ -258,14 +258,18 @@ def _check_format(where: str, attrs: dict[str, Any]) -> None:
 
 
 def _read(where: str, group: zarr.Group, attrs: dict[str, Any]) -> Dictionary:
-    arrays = {name: np.asarray(group[name][...]) for name in _ARRAYS if name in group}
+    present = [name for name in _ARRAYS if remote.get_array(where, group, name) is not None]
+    arrays = {name: remote.read_array(where, group, name) for name in present}
     for name, expected in attrs.get("crc32", {}).items():
         # Zarr reads a chunk that is not there as zeros, without a word
         if name not in arrays or _checksum(arrays[name]) != expected:
             raise StoreError(f"{where} is damaged: its array `{name}` is not what was written")
     atoms = arrays["dictionary"]
+    if atoms.ndim != 2 or atoms.dtype not in (np.float32, np.float64):
+        raise StoreError(f"{where} is damaged: `dictionary` has dtype {atoms.dtype} and shape {atoms.shape}")
     if not np.allclose(np.linalg.norm(atoms.astype(np.float64), axis=1), 1.0, atol=1e-3):
         raise StoreError("atoms are not of unit norm, so a chunk of the dictionary is missing or damaged")
+    _check_shapes(where, arrays)
     history = {
         name: [math.nan if v is None else float(v) for v in values] for name, values in attrs["history"].items()
     }
@@ -281,6 +285,20 @@ def _read(where: str, group: zarr.Group, attrs: dict[str, Any]) -> Dictionary:
         dict(attrs.get("extra", {})),
         arrays.get("weights"),
     )
+
+
+def _check_shapes(where: str, arrays: dict[str, np.ndarray]) -> None:
+    """Refuse arrays whose shapes do not follow from that of the atoms: kernels take them as they are."""
+    n_atoms, n_features = arrays["dictionary"].shape
+    shapes = {
+        "mean": (n_features,),
+        "counts": (n_atoms,),
+        "previous": (n_atoms, n_features),
+        "weights": (n_atoms,),
+    }
+    for name, shape in shapes.items():
+        if name in arrays and arrays[name].shape != shape:
+            raise StoreError(f"{where} is damaged: `{name}` has shape {arrays[name].shape} instead of {shape}")
 
 
 # ---------------------------------------------------------------------------------------------- places
