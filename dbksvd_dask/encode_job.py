@@ -25,7 +25,8 @@ from dbksvd_dask.store.activations import open_rows
 from dbksvd_dask.store.code_writer import CodesPlan, CodesWriter, UnitWritten, code_chunk_rows
 from dbksvd_dask.store.codes import CODES_FORMAT, COEFFICIENT_DTYPES, codes_attributes, dictionary_fingerprint
 from dbksvd_dask.store.dictionary import Dictionary, open_dictionary
-from dbksvd_dask.store.layout import require_replaceable
+from dbksvd_dask.store.layout import PARTS, require_replaceable
+from dbksvd_dask.store.lock import Lock, hold
 from dbksvd_dask.store.remote import PathLike
 
 N_TOP = 64  # samples kept per atom; a page shows a dozen, autointerpretation asks for some tens
@@ -89,6 +90,7 @@ class EncodeJob:
         self.force = force
         self.callbacks = tuple(callbacks)
         self.reader = open_rows(store)
+        atomic.require_outside(self.path, self.reader.path)
         self.dictionary = dictionary if isinstance(dictionary, Dictionary) else open_dictionary(dictionary)
         self._check_width()
         self.spec = encode_spec(self.dictionary, params)
@@ -135,6 +137,23 @@ class EncodeJob:
             raise StoreError(f"{self.path} exists already and is no codes store; choose another name") from error
         self.plan.require_same(CodesPlan.of_store(there), self.path)
         return True
+
+    def is_there(self) -> bool:
+        """Tell whether these very codes are there, and are not to be replaced."""
+        return not self.force and self.is_finished()
+
+    @property
+    def _left(self) -> str:
+        """What a run that was killed after publishing leaves in the codes."""
+        return remote.join(self.path, PARTS)
+
+    def is_tidy(self) -> bool:
+        """Tell whether nothing was left in the codes that are there."""
+        return not remote.exists(self._left)
+
+    def tidy(self) -> None:
+        """Remove what was left in the codes that are there."""
+        remote.remove(self._left)
 
     def init(self, *, begin_again: bool = True) -> CodesWriter:
         """Begin the codes store, or go on with the one that was begun.
@@ -306,7 +325,7 @@ def encode_store(
     finish : bool
         Only finish: merge and publish what the parts have written.
     resume : bool
-        Be content when these very codes are there already.
+        Has no effect: these very codes are always recognised, and take no work.
     force : bool
         Replace what is at `path` when the new codes are complete, and begin again when an unfinished encode
         there has other parameters.
@@ -337,7 +356,7 @@ def encode_store(
         device=device,
         **params,
     )
-    written, kept, metrics = _drive(job, part, finish, resume)
+    written, kept, metrics = _drive(job, part, finish)
     return EncodeResult(
         path=job.path,
         n_samples=job.plan.n_samples,
@@ -352,26 +371,54 @@ def encode_store(
     )
 
 
-def _drive(
-    job: EncodeJob, part: tuple[int, int] | None, finish: bool, resume: bool
-) -> tuple[int, int, dict[str, Any] | None]:
-    """Do what was asked for; give samples written and kept, and the metrics if the job is finished."""
-    if not job.force and job.is_finished():
-        if not (resume or finish or part is not None):
-            raise StoreError(
-                f"{job.path} exists already and holds these codes; add --resume to be content with them, or "
-                "--force to encode again"
-            )
-        return 0, job.plan.n_samples, dict(codes_attributes(job.path)["metrics"])
+# samples written and kept, and the metrics if the job is finished
+Done = tuple[int, int, dict[str, Any] | None]
+
+
+def _drive(job: EncodeJob, part: tuple[int, int] | None, finish: bool) -> Done:
+    """Do what was asked for."""
+    if job.is_there() and (part is not None or job.is_tidy()):
+        return _found(job)
+    if part is not None:  # parts share one target, on many machines: whatever two of them write is the same
+        return _encode_part(job, part)
+    with hold(job.path, "an encode") as lock:
+        if job.is_there():  # finished by another process meanwhile, or by one that was killed right after
+            job.tidy()
+            return _found(job)
+        return _encode_all(job, finish, lock)
+
+
+def _found(job: EncodeJob) -> Done:
+    return 0, job.plan.n_samples, dict(codes_attributes(job.path)["metrics"])
+
+
+def _encode_all(job: EncodeJob, finish: bool, lock: Lock) -> Done:
+    """Encode what is missing, unless only the end is asked for, and publish; this process holds the target."""
     if finish and CodesWriter.begun(job.path) is None:
         raise StoreError(f"no encode was begun at {job.path}; run its parts first, such as --part 1/4")
-    job.init(begin_again=part is None and not finish)
-    if finish:
-        return 0, job.plan.n_samples, job.finish()
+    job.init(begin_again=not finish)
     try:
-        written, kept = job.run(part)
+        written, kept = (0, job.plan.n_samples) if finish else job.run()
     except InputError:
-        if part is None:
-            job.writer.discard()  # the same call would fail again: nothing to go on with
+        job.writer.discard()  # the same call would fail again: nothing to go on with
         raise
-    return written, kept, job.finish() if part is None else None
+    lock.require_held()
+    return written, kept, job.finish()
+
+
+def _encode_part(job: EncodeJob, part: tuple[int, int]) -> Done:
+    """Encode one part; whoever finishes meanwhile has needed nothing more of it."""
+    try:
+        job.init(begin_again=False)
+        if job.is_there():  # published between the look and the beginning
+            job.writer.discard()
+            return _found(job)
+        return *job.run(part), None
+    except (FileNotFoundError, StoreError) as error:
+        if remote.is_remote(job.path) or remote.exists(job.writer.work):
+            raise
+        if job.is_there():
+            return _found(job)
+        raise StoreError(
+            f"{job.writer.work} is gone: another process has finished or discarded this encode; run the part again"
+        ) from error

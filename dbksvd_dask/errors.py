@@ -16,6 +16,10 @@ class StoreError(DBKSVDError, OSError):
     """A store on disk or on a remote that is missing, empty, truncated or of another format."""
 
 
+class BusyError(StoreError):
+    """Another process is at work on the same target."""
+
+
 class MismatchError(DBKSVDError, ValueError):
     """Two artefacts that do not belong together, such as a checkpoint of other parameters."""
 

@@ -20,11 +20,26 @@ from dbksvd_dask.importers.spans import Span, SpanReader
 from dbksvd_dask.importers.values import nonfinite_rows
 from dbksvd_dask.job_tools import Buffers, begin_or_go_on, run_bounded, storing_threads
 from dbksvd_dask.store import atomic, remote
-from dbksvd_dask.store.activations import ActivationWriter, Aligned, create_activations, default_chunk_rows
+from dbksvd_dask.store.activations import (
+    ActivationWriter,
+    Aligned,
+    create_activations,
+    default_chunk_rows,
+    open_rows,
+)
 from dbksvd_dask.store.chunk_file import Rows, Stream
 from dbksvd_dask.store.dtypes import stored_dtype
+from dbksvd_dask.store.lock import Lock, hold
 from dbksvd_dask.store.remote import PathLike
-from dbksvd_dask.store.writer import require_free, require_room
+from dbksvd_dask.store.writer import (
+    JOB_ID,
+    is_finished,
+    job_id,
+    may_be_finished,
+    require_free,
+    require_room,
+    tidy,
+)
 
 SOURCE_ROW = "source_row"
 # names of files kept in the attributes; all of them are in the unfinished job
@@ -97,7 +112,8 @@ class ImportJob:
         callbacks: Iterable[Callback] = (),
     ) -> None:
         self.path = remote.normalise(path)
-        require_free(self.path, force)
+        if force or not may_be_finished(self.path):
+            require_free(self.path, force)
         self.rules = rules or Rules()
         self.source_row = source_row
         self.compressor = compressor
@@ -118,6 +134,8 @@ class ImportJob:
         self._scanning = False
         self.blocks_scanned = 0
         self._buffers = Buffers()
+        if not self.is_finished():
+            require_free(self.path, force)
 
     # -- init ----------------------------------------
 
@@ -135,6 +153,14 @@ class ImportJob:
         with atomic.explain_full_disk(atomic.aside(self.path)):
             self._writer = self._begin_store(job)
         return self._writer
+
+    def is_finished(self) -> bool:
+        """Tell whether the result of this very import is there, and is not to be replaced."""
+        return not self.force and is_finished(self.path, self._job_id())
+
+    def _job_id(self) -> str:
+        aligned = {name: asdict(spec) for name, spec in self._aligned().items()}
+        return job_id({"import": self._identity(), "aligned": aligned, "compressor": self.compressor})
 
     def _identity(self) -> dict[str, Any]:
         """Describe what is imported and how, so that another run can tell whether it is the same."""
@@ -293,7 +319,12 @@ class ImportJob:
         """Mark the store complete and publish it."""
         writer = self._writer or self.init()
         with atomic.explain_full_disk(writer.work):
-            writer.finish()
+            writer.finish(attributes={JOB_ID: self._job_id()})
+        remote.remove(self._scan_folder)
+
+    def tidy(self) -> None:
+        """Remove what a run that was killed after publishing left behind."""
+        tidy(self.path)
         remote.remove(self._scan_folder)
 
     def discard(self) -> None:
@@ -335,7 +366,7 @@ def import_activations(
 ) -> ImportResult:
     """Write the activations of one or many files to an activation store.
 
-    A run that was interrupted is gone on with: call it again with the same arguments.
+    An interrupted run resumes: call it again with the same arguments. A finished one is recognised, without work.
 
     Parameters
     ----------
@@ -388,15 +419,25 @@ def import_activations(
         callbacks=callbacks,
     )
     try:
-        writer = job.init()
-        kept = len(writer.done())
+        with hold(job.path, "an import") as lock:
+            return _import(job, lock, began)
+    finally:
+        job.close()
+
+
+def _import(job: ImportJob, lock: Lock, began: float) -> ImportResult:
+    """Run an import whose target this process holds; one that is finished takes no work."""
+    if job.is_finished():
+        job.tidy()
+        return _found(job, time.perf_counter() - began)
+    try:
+        kept = len(job.init().done())
         written = job.run()
+        lock.require_held()
         job.finish()
     except InputError:
         job.discard()  # the same call would fail again: nothing to go on with
         raise
-    finally:
-        job.close()
     return _result(job, kept, written, time.perf_counter() - began)
 
 
@@ -414,6 +455,22 @@ def _status(path: str) -> list[int]:
 def _stored_name(name: str) -> str:
     """Return the name under which an array of a file is kept in the store."""
     return name.replace(".", "_").replace("/", "_")
+
+
+def _found(job: ImportJob, seconds: float) -> ImportResult:
+    """Describe a result that was there."""
+    n_samples, width = open_rows(job.path).n_samples, job.rows.n_features
+    return ImportResult(
+        path=job.path,
+        n_samples=n_samples,
+        n_features=width,
+        dtype=job.rows.dtype,
+        n_files=len(job.rows.members),
+        dropped=dict(remote.open_zarr(job.path).attrs["provenance"]["dropped"]),  # type: ignore[index,call-overload,arg-type]
+        chunks_kept=-(-n_samples // job.chunk_rows),
+        nbytes=n_samples * width * stored_dtype(job.rows.dtype).itemsize,
+        seconds=seconds,
+    )
 
 
 def _result(job: ImportJob, kept: int, written: int, seconds: float) -> ImportResult:

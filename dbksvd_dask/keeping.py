@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dbksvd_dask import events
-from dbksvd_dask.errors import ClusterError, MismatchError, StoreError
+from dbksvd_dask.errors import BusyError, ClusterError, MismatchError, StoreError
 from dbksvd_dask.store.dictionary import Dictionary, latest_checkpoint, readable_checkpoint
 
 logger = logging.getLogger(__name__)
@@ -24,6 +24,12 @@ def newest_readable(run: str) -> Dictionary:
     for error in damaged:
         logger.warning("%s; trying the checkpoint before", error)
     return dictionary
+
+
+def newest_iteration(run: str) -> int:
+    """Iterations done by the newest checkpoint of a run, as its name tells; 0 without one."""
+    newest = latest_checkpoint(run)
+    return int(Path(newest).stem.rpartition("-")[2]) if newest else 0
 
 
 def require_same_fit(run: str, stored: Dictionary, params: dict[str, Any], source: str) -> None:
@@ -60,6 +66,8 @@ def telling_what_is_safe(run: str, emit: Callable[[events.Event], None]) -> Iter
     """Let an interruption, a lost cluster or a failing store end a fit with word of the newest checkpoint."""
     try:
         yield
+    except BusyError:  # the fit in that folder is another's
+        raise
     except (KeyboardInterrupt, ClusterError, StoreError) as error:
         newest = _intact(run)
         done = int(Path(newest).stem.rpartition("-")[2]) if newest else 0

@@ -246,11 +246,14 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         y : ignored
         resume : go on from the newest checkpoint in the folder `checkpoint`, if there is one
         """
+        return self._fit(Y, resume=resume)
+
+    def _fit(self, Y: Any, *, resume: bool = False, replace: bool = False) -> DBKSVD:
+        """Learn a dictionary, in place of the fit in the folder `checkpoint` if that is asked for."""
         folder = None if self.checkpoint is None else run_folder(self.checkpoint)
         trainer = self._trainer(Y)
         every = check_integer("checkpoint_every", self.checkpoint_every, 1)
-        state = trainer.fit(folder, every, resume)
-        self._keep(state, Y)
+        self._keep(trainer.fit(folder, every, resume, replace), Y)
         return self
 
     def partial_fit(self, Y: Any, y: Any = None) -> DBKSVD:

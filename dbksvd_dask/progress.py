@@ -22,7 +22,7 @@ from typing import Any, Self
 
 from dbksvd_dask import events
 from dbksvd_dask.memory import in_bytes
-from dbksvd_dask.store.atomic import write_all
+from dbksvd_dask.store.atomic import cannot_write, write_all
 
 logger = logging.getLogger(__name__)
 
@@ -225,7 +225,10 @@ class JsonLines:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
-        self._file = open(self.path, "ab", buffering=0)
+        try:
+            self._file = open(self.path, "ab", buffering=0)
+        except OSError as error:
+            raise cannot_write(f"the log {self.path}", error) from error
         self._complete = True
 
     def __enter__(self) -> Self:

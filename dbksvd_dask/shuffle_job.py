@@ -32,10 +32,11 @@ from dbksvd_dask.store.activations import (
 from dbksvd_dask.store.checksums import file_crc
 from dbksvd_dask.store.chunk_file import Stream, piece_rows
 from dbksvd_dask.store.dtypes import BFLOAT16, widen_bfloat16
+from dbksvd_dask.store.lock import Lock, hold
 from dbksvd_dask.store.pick import in_file_cache
 from dbksvd_dask.store.remote import PathLike
 from dbksvd_dask.store.rows import aligned_names
-from dbksvd_dask.store.writer import require_free, require_room
+from dbksvd_dask.store.writer import JOB_ID, is_finished, job_id, require_free, require_room, tidy
 
 MAIN = "activations"
 
@@ -108,6 +109,7 @@ class ShuffleJob:
         self.compressor = compressor
         self.callbacks = tuple(callbacks)
         self.reader = open_rows(source)
+        atomic.require_outside(self.path, self.reader.path)
         self._aligned = _aligned_readers(self.reader)
         self.readers = {MAIN: self.reader, **self._aligned}
         row_bytes = sum(r.n_features * r.stored.itemsize for r in self.readers.values())
@@ -130,7 +132,7 @@ class ShuffleJob:
     def init(self) -> ActivationWriter:
         """Begin the new store and the scratch folder, or go on with those that were begun."""
         require_free(self.path, self.force)
-        job = {"source": self.reader.fingerprint, "plan": dict(self.plan.__dict__)}
+        job = self._identity()
         begun = remote.exists(os.path.join(self.scratch, "job.json"))
         if begun and atomic.read_json(os.path.join(self.scratch, "job.json")) != job:
             if not self.force:
@@ -152,6 +154,22 @@ class ShuffleJob:
         with atomic.explain_full_disk(atomic.aside(self.path)):
             self._writer = self._begin_store(job)
         return self._writer
+
+    def _identity(self) -> dict[str, Any]:
+        """Describe what is shuffled and how, so that another run can tell whether it is the same."""
+        return {"source": self.reader.fingerprint, "plan": dict(self.plan.__dict__)}
+
+    def _job_id(self) -> str:
+        return job_id({"shuffle": self._identity(), "compressor": self.compressor})
+
+    def is_finished(self) -> bool:
+        """Tell whether the result of this very shuffle is there, and is not to be replaced."""
+        return not self.force and is_finished(self.path, self._job_id())
+
+    def tidy(self) -> None:
+        """Remove what a run that was killed after publishing left behind."""
+        tidy(self.path)
+        remote.remove(self.scratch)
 
     def fits_one_pass(self) -> bool:
         """Tell whether the rows could be picked out of the source now, without scratch files."""
@@ -396,7 +414,8 @@ class ShuffleJob:
         self._survey()  # only what was lost with the power since
         figures = self.mixing()
         with atomic.explain_full_disk(writer.work):
-            writer.finish(attributes={"mixing": figures[1]})
+            known = {"mixing": figures[1], "mixing_before": figures[0], JOB_ID: self._job_id()}
+            writer.finish(attributes=known)
         remote.remove(self.scratch)
         return figures
 
@@ -436,7 +455,7 @@ def shuffle_activations(
     second shuffles each bucket. Needs room for two further copies of the store, and memory for about three
     blocks. A local uncompressed source that takes at most half of the free memory of the machine is read through
     once, and the rows are then picked out of the file cache, in the same order: that needs room for one copy.
-    A run that was interrupted is gone on with: call it again with the same arguments.
+    An interrupted run resumes: call it again with the same arguments. A finished one is recognised, without work.
 
     Parameters
     ----------
@@ -476,22 +495,50 @@ def shuffle_activations(
         verify=verify,
         callbacks=callbacks,
     )
+    with hold(job.path, "a shuffle") as lock:
+        if job.is_finished():
+            job.tidy()
+            return _found(job, began)
+        return _shuffle(job, lock, began)
+
+
+def _shuffle(job: ShuffleJob, lock: Lock, began: float) -> ShuffleResult:
+    """Run a shuffle whose target this process holds."""
     writer = job.init()
     chunks_kept = len(writer.done())
     blocks_kept = job.plan.n_blocks - len(job.missing_blocks())
     blocks_written = job.scatter() if writer.missing() else 0
     chunks_written = job.gather()
-    before, after = job.finish()
+    lock.require_held()
+    figures = job.finish()
+    return _result(job, figures, (blocks_written, blocks_kept), (chunks_written, chunks_kept), began)
+
+
+def _found(job: ShuffleJob, began: float) -> ShuffleResult:
+    """Describe a result that was there."""
+    attributes: dict[str, Any] = dict(remote.open_zarr(job.path).attrs)
+    figures = attributes.get("mixing_before"), attributes.get("mixing")
+    return _result(job, figures, (0, job.plan.n_blocks), (0, job.plan.n_chunks), began)
+
+
+def _result(
+    job: ShuffleJob,
+    mixing: tuple[float | None, float | None],
+    blocks: tuple[int, int],
+    chunks: tuple[int, int],
+    began: float,
+) -> ShuffleResult:
+    """Describe a shuffle by its figures before and after, and its parts written and kept."""
     return ShuffleResult(
         path=job.path,
         n_samples=job.reader.n_samples,
         n_features=job.reader.n_features,
-        mixing_before=before,
-        mixing_after=after,
-        blocks_written=blocks_written,
-        blocks_kept=blocks_kept,
-        chunks_written=chunks_written,
-        chunks_kept=chunks_kept,
+        mixing_before=mixing[0],
+        mixing_after=mixing[1],
+        blocks_written=blocks[0],
+        blocks_kept=blocks[1],
+        chunks_written=chunks[0],
+        chunks_kept=chunks[1],
         nbytes=job.nbytes,
         seconds=time.perf_counter() - began,
     )

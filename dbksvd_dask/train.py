@@ -6,6 +6,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
@@ -22,7 +23,9 @@ from dbksvd_dask.metrics import mean_relative_error, variance_explained
 from dbksvd_dask.params import FitParams
 from dbksvd_dask.placement import place
 from dbksvd_dask.specs import encode_spec, prior, training_groups, training_spec
-from dbksvd_dask.store.dictionary import Dictionary, latest_checkpoint, write_checkpoint
+from dbksvd_dask.store.atomic import require_outside
+from dbksvd_dask.store.dictionary import Dictionary, latest_checkpoint, remove_checkpoints, write_checkpoint
+from dbksvd_dask.store.lock import Lock, hold
 from dbksvd_dask.store.sources import ArraySource, LazySource, Source, StoreSource
 from dbksvd_dask.tasks import worker_threads
 
@@ -399,13 +402,39 @@ class Trainer:
         known = (stored.atoms, stored.mean, stored.iteration, history, counts, previous)
         return FitState(*known, thresholds[0], thresholds[1], stored.weights)
 
-    def fit(self, checkpoint: str | None = None, every: int = 1, resume: bool = False) -> FitState:
-        """Run the whole fit, with checkpoints if a folder is given."""
+    def fit(
+        self, checkpoint: str | None = None, every: int = 1, resume: bool = False, replace: bool = False
+    ) -> FitState:
+        """Run the whole fit, with checkpoints if a folder is given.
+
+        Parameters
+        ----------
+        checkpoint : folder of the fit, which no other process may use meanwhile, or None
+        every : iterations between two checkpoints
+        resume : go on from the newest checkpoint
+        replace : throw away the fit that is in the folder
+        """
         self.memory_plan()  # refuses before anything is read
         if checkpoint is None:
             if resume:
                 raise InputError("resume=True needs the folder of a fit; give checkpoint=PATH")
             return self.run(self.start())
+        for source in (self.source, self.validation):
+            if isinstance(source, StoreSource):
+                require_outside(checkpoint, source.reader.path)
+        if resume and keeping.newest_iteration(checkpoint) >= self.params.n_iter:
+            state = self.resume(checkpoint)
+            if state.iteration >= self.params.n_iter:  # nothing to write: such a folder may be read-only
+                return self.run(state)
+        with ExitStack() as stack:
+            with keeping.telling_what_is_safe(checkpoint, self._emit):
+                lock = stack.enter_context(hold(checkpoint, "a fit", inside=True))
+            if replace:
+                remove_checkpoints(checkpoint)
+            return self._fit_into(checkpoint, every, resume, lock)
+
+    def _fit_into(self, checkpoint: str, every: int, resume: bool, lock: Lock) -> FitState:
+        """Run the fit in a folder that this process holds."""
         found = latest_checkpoint(checkpoint)
         if found is not None and not resume:
             raise StoreError(
@@ -415,6 +444,7 @@ class Trainer:
 
         def save(current: FitState) -> None:
             if current.iteration % every == 0 or current.iteration == self.params.n_iter:
+                lock.require_held()
                 path = write_checkpoint(checkpoint, self.to_dictionary(current))
                 self._emit(events.CheckpointWritten(path, current.iteration))
 

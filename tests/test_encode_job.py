@@ -258,9 +258,7 @@ def test_units_of_several_chunks_give_the_same_codes(tmp_path, store, run, whole
 
 
 def test_existing_codes_are_kept_unless_told_otherwise(store, run, whole, count_units):
-    with pytest.raises(StoreError, match=r"exists already and holds these codes; add --resume .* or --force"):
-        encode_store(store, run, whole)
-    result = encode_store(store, run, whole, resume=True)
+    result = encode_store(store, run, whole)
     assert (result.finished, result.samples_written, result.samples_kept, count_units) == (True, 0, N, [])
     assert result.metrics["n_samples"] == N
     before = jobs.tree(whole)

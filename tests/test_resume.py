@@ -145,7 +145,7 @@ def test_a_checkpoint_of_another_format_version_is_refused_with_both(store, run)
     content = json.loads(meta.read_text())
     content["attributes"]["format_version"] = 99
     meta.write_text(json.dumps(content))
-    with pytest.raises(MismatchError, match=r"format version 99 .* reads version 1"):
+    with pytest.raises(MismatchError, match=r"format version 99 .* reads version 2"):
         clusters.on_threads(store, 1, checkpoint=run, resume=True)
 
 

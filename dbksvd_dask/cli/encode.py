@@ -37,7 +37,7 @@ PARAMETERS: dict[str, Any] = {
     "--part", type=options.Part(), default=None, help="Do one part of several, such as 3/8, and do not finish."
 )
 @click.option("--finish", is_flag=True, help="Only finish: put together what the parts have written.")
-@click.option("--resume", is_flag=True, help="Succeed at once when these very codes are there already.")
+@click.option("--resume", is_flag=True, help="Has no effect: an interrupted encode always resumes.")
 @click.option("--log", type=click.Path(dir_okay=False), help="Also write every event to this file, as JSON lines.")
 @options.scheduler_options
 @common.force_option

@@ -106,17 +106,13 @@ def _fit(
     """Run the fit; what to report."""
     from dbksvd_dask import cluster
     from dbksvd_dask.model import DBKSVD
-    from dbksvd_dask.store.dictionary import remove_checkpoints
     from dbksvd_dask.store.rows import open_rows
 
     open_rows(store)  # a missing store needs no cluster
     began = time.perf_counter()
     with cluster.connect(**where), watching(as_json, log) as callbacks:
         model = DBKSVD(**params, checkpoint=run, callbacks=callbacks)
-        if force and not resume:
-            model._trainer(store)  # whatever is wrong with data and parameters, before anything is thrown away
-            remove_checkpoints(run)
-        model.fit(store, resume=resume)
+        model._fit(store, resume=resume, replace=force and not resume)
     seconds = time.perf_counter() - began
     last = {str(name): float(values[-1]) for name, values in model.history_.items()}
     plain = {name: value if math.isfinite(value) else None for name, value in last.items()}

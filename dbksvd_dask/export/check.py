@@ -15,7 +15,7 @@ import numpy.typing as npt
 from dbksvd_dask.errors import InputError, StoreError
 from dbksvd_dask.kernels.encode import EncodeSpec
 from dbksvd_dask.specs import stored_spec
-from dbksvd_dask.store.atomic import aside, publish
+from dbksvd_dask.store.atomic import NO_ROOM, REFUSED, aside, cannot_write, publish
 from dbksvd_dask.store.dictionary import Dictionary, PathLike
 
 # Readers divide by nothing: they take the product with an atom for its coefficient. SAEBench warns from 2e-5 on.
@@ -101,14 +101,19 @@ def new_folder(path: PathLike, *, overwrite: bool = False) -> Iterator[Path]:
     target = Path(os.fspath(path))
     if os.path.lexists(target) and not overwrite:
         raise StoreError(f"{target} exists already; choose another folder or replace it with --force")
-    target.parent.mkdir(parents=True, exist_ok=True)
     work = Path(aside(target))
     shutil.rmtree(work, ignore_errors=True)
-    work.mkdir()
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        work.mkdir()
         yield work
         _require_replaceable(target, set(os.listdir(work)))
         publish(work, target, overwrite=overwrite)
+    except OSError as error:
+        shutil.rmtree(work, ignore_errors=True)
+        if error.errno not in (*NO_ROOM, *REFUSED):
+            raise
+        raise cannot_write(target, error) from error
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
         raise

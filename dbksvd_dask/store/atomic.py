@@ -26,6 +26,7 @@ from dbksvd_dask.store.remote import PathLike
 
 PARTIAL_SUFFIX = ".partial"
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM)
 _COUNTER = itertools.count()
 
 
@@ -215,6 +216,14 @@ def publish(work: PathLike, target: PathLike, *, overwrite: bool = False) -> Non
     remote.remove(replaced)
 
 
+def cannot_write(target: PathLike, error: OSError) -> StoreError:
+    """Return the error that says that a target cannot be written, and why."""
+    return StoreError(
+        f"{target} cannot be written ({error.strerror or error}); choose a place with room where this user "
+        "may write"
+    )
+
+
 @contextlib.contextmanager
 def explain_full_disk(work: PathLike) -> Iterator[None]:
     """Turn what a disk refuses into an error that says where the work is and what to do.
@@ -229,12 +238,35 @@ def explain_full_disk(work: PathLike) -> Iterator[None]:
                 f"no space left while writing {work} ({error.strerror}); what is done is kept there: make room "
                 f"and run the same command again, or delete {work}"
             ) from error
-        refused = error.errno in (errno.EROFS, errno.EACCES, errno.EPERM)
-        if refused and str(error.filename or "").startswith(str(work)):
+        if error.errno in REFUSED and str(error.filename or "").startswith(str(work)):
             raise StoreError(
                 f"{work} cannot be written ({error.strerror}); choose a place where this user may write"
             ) from error
         raise
+
+
+def require_outside(path: PathLike, source: PathLike) -> None:
+    """Refuse to write into the store that is read.
+
+    Parameters
+    ----------
+    path : path
+        What is to be written.
+    source : path
+        The store that is read; on a remote nothing is checked.
+
+    Raises
+    ------
+    StoreError
+        When `path` lies inside `source`, by whatever name.
+    """
+    if remote.is_remote(path) or remote.is_remote(source):
+        return
+    inner, outer = (os.path.realpath(remote.normalise(p)) for p in (path, source))
+    if inner != outer and os.path.commonpath([inner, outer]) == outer:
+        raise StoreError(
+            f"{path} lies inside the store {source}, which is only read; choose a place outside of it"
+        )
 
 
 def require_space(path: PathLike, needed: int) -> None:

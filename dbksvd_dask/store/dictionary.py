@@ -2,12 +2,14 @@
 
 A dictionary is a Zarr group with `dictionary` (atom, feature) and `mean` (feature,), and in its attributes the
 format, the parameters, the source, the iteration and the history. The folder of a fit ("run") holds one such
-group per checkpoint, ``checkpoint-000040.zarr``: written aside, then renamed, the one before kept. A run can be
+group per checkpoint, ``checkpoint-000040.zarr``: written aside, then renamed, the one before kept. Arrays and
+attributes have checksums, which are compared whenever a dictionary is opened. A run can be
 given wherever a dictionary is wanted; its newest checkpoint is meant. Both are local folders. Nothing is pickled.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -29,13 +31,14 @@ from dbksvd_dask.store.atomic import aside, fsync_path, publish
 from dbksvd_dask.store.layout import require_replaceable
 
 FORMAT = "dbksvd-dictionary"
-VERSION = 1
+VERSION = 2  # 2: a checksum of the attributes
 KEEP = 2  # checkpoints of a run that are kept: the newest and the one before
 
 _CHECKPOINT = re.compile(r"checkpoint-(\d{6,})\.zarr")
 _ZARR_NAMES = ("zarr.json", ".zgroup", ".zarray")
 
 _ARRAYS = ("dictionary", "mean", "counts", "previous", "weights")
+ATTRIBUTES_CRC = "attributes_crc32"
 
 PathLike = str | os.PathLike[str]
 
@@ -151,21 +154,20 @@ def _write(path: str, dictionary: Dictionary) -> None:
     checksums = {
         name: _put(group, name, values, dims) for name, (values, dims) in arrays.items() if values is not None
     }
-    group.attrs.update(
-        {
-            "format": FORMAT,
-            "format_version": VERSION,
-            "package_version": dbksvd_dask.__version__,
-            "params": dictionary.params,
-            "source": dictionary.source,
-            "iteration": dictionary.iteration,
-            "history": {k: [_plain(v) for v in values] for k, values in dictionary.history.items()},
-            "extra": dictionary.extra,
-            "n_atoms": dictionary.n_atoms,
-            "n_features": dictionary.n_features,
-            "crc32": checksums,
-        }
-    )
+    attributes = {
+        "format": FORMAT,
+        "format_version": VERSION,
+        "package_version": dbksvd_dask.__version__,
+        "params": dictionary.params,
+        "source": dictionary.source,
+        "iteration": dictionary.iteration,
+        "history": {k: [_plain(v) for v in values] for k, values in dictionary.history.items()},
+        "extra": dictionary.extra,
+        "n_atoms": dictionary.n_atoms,
+        "n_features": dictionary.n_features,
+        "crc32": checksums,
+    }
+    group.update_attributes({**attributes, ATTRIBUTES_CRC: attributes_checksum(attributes)})
 
 
 def _put(group: zarr.Group, name: str, values: np.ndarray, dims: tuple[str, ...]) -> int:
@@ -184,7 +186,16 @@ def _put(group: zarr.Group, name: str, values: np.ndarray, dims: tuple[str, ...]
 
 
 def _checksum(values: np.ndarray) -> int:
-    return zlib.crc32(np.ascontiguousarray(values).view(np.uint8).data)
+    """CRC-32 of an array: of its dtype and shape, which the metadata of Zarr tell, and of its bytes."""
+    head = zlib.crc32(f"{values.dtype.str} {values.shape}".encode())
+    return zlib.crc32(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data, head)
+
+
+def attributes_checksum(attributes: dict[str, Any]) -> int:
+    """CRC-32 of all attributes but this checksum itself, however JSON spells and orders them."""
+    known = {name: value for name, value in attributes.items() if name != ATTRIBUTES_CRC}
+    plain = json.loads(json.dumps(known))  # as they will be read: names are texts, tuples are lists
+    return zlib.crc32(json.dumps(plain, sort_keys=True).encode())
 
 
 def open_dictionary(path: PathLike) -> Dictionary:
@@ -216,7 +227,7 @@ def _open(where: str) -> Dictionary:
         attrs = dict(group.attrs)
         _check_format(where, attrs)
         return _read(where, group, attrs)
-    except (KeyError, ValueError, OSError) as error:
+    except (KeyError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError, OSError) as error:
         if isinstance(error, StoreError | MismatchError):
             raise
         raise StoreError(f"{where} cannot be read as a dictionary: {error}; it may be truncated") from error
@@ -258,9 +269,11 @@ def _check_format(where: str, attrs: dict[str, Any]) -> None:
 
 
 def _read(where: str, group: zarr.Group, attrs: dict[str, Any]) -> Dictionary:
+    if attrs.get(ATTRIBUTES_CRC) != attributes_checksum(attrs):
+        raise StoreError(f"{where} is damaged: its attributes are not what was written")
     present = [name for name in _ARRAYS if remote.get_array(where, group, name) is not None]
     arrays = {name: remote.read_array(where, group, name) for name in present}
-    for name, expected in attrs.get("crc32", {}).items():
+    for name, expected in attrs["crc32"].items():
         # Zarr reads a chunk that is not there as zeros, without a word
         if name not in arrays or _checksum(arrays[name]) != expected:
             raise StoreError(f"{where} is damaged: its array `{name}` is not what was written")
@@ -362,10 +375,22 @@ def readable_checkpoint(run: PathLike) -> tuple[str, Dictionary, list[StoreError
     damaged: list[StoreError] = []
     for path in reversed(checkpoints(run)):
         try:
-            return path, _open(path), damaged
+            return path, _open_checkpoint(path), damaged
         except StoreError as error:
             damaged.append(error)
     raise damaged[0]
+
+
+def _open_checkpoint(path: str) -> Dictionary:
+    """Read a checkpoint; one under the name of another iteration would be taken for the wrong one."""
+    dictionary = _open(path)
+    if os.path.basename(path) != _checkpoint_name(dictionary.iteration):
+        raise StoreError(f"{path} is damaged: it holds iteration {dictionary.iteration}")
+    return dictionary
+
+
+def _checkpoint_name(iteration: int) -> str:
+    return f"checkpoint-{iteration:06d}.zarr"
 
 
 def remove_checkpoints(run: PathLike) -> None:
@@ -384,7 +409,7 @@ def remove_checkpoints(run: PathLike) -> None:
 
 def write_checkpoint(run: PathLike, dictionary: Dictionary) -> str:
     """Publish a checkpoint, then remove all but the newest `KEEP`."""
-    name = f"checkpoint-{dictionary.iteration:06d}.zarr"
+    name = _checkpoint_name(dictionary.iteration)
     path = _publish(os.path.join(_local(run, "a run"), name), dictionary)  # also in place of a damaged one
     for old in checkpoints(run)[:-KEEP]:
         shutil.rmtree(old, ignore_errors=True)

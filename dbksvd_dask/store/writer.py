@@ -33,6 +33,7 @@ from dbksvd_dask.store.rows import ACTIVATIONS_FORMAT, ROW_CHECKSUMS
 from dbksvd_dask.store.write_behind import WriteBehind
 
 FSYNC_THREADS = 4
+JOB_ID = "job_id"
 
 
 class ActivationWriter:
@@ -396,6 +397,35 @@ def require_free(path: PathLike, overwrite: bool = False) -> None:
     if not overwrite:
         raise StoreError(f"{text} exists already; choose another name or allow overwriting with --force")
     require_replaceable(text, ACTIVATIONS_FORMAT)
+
+
+def job_id(description: Mapping[str, Any]) -> str:
+    """Identify the job that makes a store: what it reads and how, in plain JSON values."""
+    return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def is_finished(path: PathLike, identity: str) -> bool:
+    """Tell whether the store at `path` is the complete result of a job, as `job_id` gave it."""
+    if not remote.exists(path):
+        return False
+    try:
+        attributes = remote.open_zarr(path).attrs
+        return bool(attributes.get("complete")) and attributes.get(JOB_ID) == identity
+    except StoreError:
+        return False
+
+
+def may_be_finished(path: PathLike) -> bool:
+    """Tell whether some job has finished the store at `path`: worth finding out whether it was this one."""
+    try:
+        return remote.exists(path) and JOB_ID in remote.open_zarr(path).attrs
+    except StoreError:
+        return False
+
+
+def tidy(path: PathLike) -> None:
+    """Remove what a run that was killed after it had published a store left in it."""
+    remote.remove(remote.join(path, PARTS))
 
 
 def require_room(path: PathLike, n_samples: int, chunk_rows: int, row_bytes: int, extra: int = 0) -> None:
