@@ -24,6 +24,7 @@ from dbksvd_dask.metrics import merge_moments
 from dbksvd_dask.store import atomic, remote
 from dbksvd_dask.store.code_sums import CodeSums
 from dbksvd_dask.store.codes import CODES_FORMAT, CODES_VERSION, STATISTIC_DIMS, STATISTICS, statistics_checksums
+from dbksvd_dask.store.dictionary import ATTRIBUTES_CRC, attributes_checksum
 from dbksvd_dask.store.layout import PARTS
 from dbksvd_dask.store.rows import CHECKSUMS
 
@@ -332,7 +333,9 @@ class CodesWriter:
             _put(below, name, values, STATISTIC_DIMS[name], {})
         head = json.dumps(self.plan.identity(), sort_keys=True).encode()
         content_id = hashlib.sha256(head + table.astype("<u4").tobytes()).hexdigest()[:32]
-        group.attrs.update({"metrics": sums.metrics(), "content_id": content_id})
+        added = {"metrics": sums.metrics(), "content_id": content_id}
+        checksum = attributes_checksum({**dict(group.attrs), **added, "complete": True})
+        group.attrs.update({**added, ATTRIBUTES_CRC: checksum})
         if not remote.is_remote(self.work):
             _sync(self.work)
         group.attrs.update({"complete": True})

@@ -36,7 +36,7 @@ from dbksvd_dask.errors import MismatchError, StoreError
 from dbksvd_dask.evaluate.codes import CodeMoments
 from dbksvd_dask.store import atomic, remote
 from dbksvd_dask.store.activations import RowsAsArray
-from dbksvd_dask.store.dictionary import Dictionary
+from dbksvd_dask.store.dictionary import ATTRIBUTES_CRC, Dictionary, attributes_checksum
 from dbksvd_dask.store.remote import PathLike
 from dbksvd_dask.store.rows import CHECKSUMS, RowReader, open_aligned
 
@@ -213,6 +213,8 @@ def _checked(path: PathLike) -> tuple[str, dict[str, Any]]:
         raise StoreError(
             f"{text} is not finished; run `dbksvd encode` again, or with --finish if all parts are done"
         )
+    if attributes.get(ATTRIBUTES_CRC, checksum := attributes_checksum(attributes)) != checksum:  # older have none
+        raise StoreError(f"{text} is damaged: its attributes are not what was written; encode again")
     for name in ("n_atoms", "n_samples", "k"):
         value = attributes.get(name)
         if type(value) is not int or value < 1:
