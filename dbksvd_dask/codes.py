@@ -9,6 +9,7 @@ import numpy as np
 import scipy.sparse as sp
 import xarray as xr
 
+from dbksvd_dask.blocks import check_atoms, require_codes
 from dbksvd_dask.errors import InputError
 
 
@@ -30,9 +31,7 @@ def make_codes(atom: Any, coefficient: Any, attributes: dict[str, Any], sample: 
 
 def _pair(codes: xr.Dataset) -> tuple[Any, Any]:
     """Check that a Dataset holds codes, and give its two arrays."""
-    missing = [name for name in ("atom", "coefficient") if name not in codes]
-    if missing:
-        raise InputError(f"codes lack {' and '.join(missing)}; pass what transform() or encode() returned")
+    require_codes(codes)
     return codes["atom"].data, codes["coefficient"].data
 
 
@@ -49,6 +48,7 @@ def codes_to_csr(codes: xr.Dataset, n_atoms: int | None = None) -> sp.csr_array:
         if n_atoms is None:
             raise InputError("these codes do not say how many atoms there are; pass n_atoms=")
     atom, coefficient = (np.asarray(a) for a in _pair(codes))
+    check_atoms(atom, int(n_atoms))
     used = (atom >= 0) & (coefficient != 0)
     indptr = np.concatenate([[0], np.cumsum(used.sum(axis=1))])
     matrix = sp.csr_array((coefficient[used], atom[used], indptr), shape=(atom.shape[0], int(n_atoms)))
@@ -56,13 +56,21 @@ def codes_to_csr(codes: xr.Dataset, n_atoms: int | None = None) -> sp.csr_array:
     return matrix
 
 
-def _decode_block(atom: np.ndarray, coefficient: np.ndarray, D: np.ndarray, mean: Any) -> np.ndarray:
+def _decode_block(
+    atom: np.ndarray, coefficient: np.ndarray, D: np.ndarray, mean: Any, first_sample: int = 0
+) -> np.ndarray:
     """Reconstruct a block of samples: (n, n_features)."""
+    check_atoms(atom, D.shape[0], first_sample)
     used = atom >= 0
     indptr = np.concatenate([[0], np.cumsum(used.sum(axis=1))])
     X = sp.csr_array((coefficient[used], atom[used], indptr), shape=(atom.shape[0], D.shape[0]))
     Y = np.asarray(X @ D)
     return Y if mean is None else (Y + mean).astype(D.dtype)
+
+
+def _decode_lazily(atom: Any, coefficient: Any, D: Any, mean: Any, block_info: Any = None) -> np.ndarray:
+    first = block_info[0]["array-location"][0][0] if block_info else 0
+    return _decode_block(atom, coefficient, D, mean, first)
 
 
 def decode(codes: xr.Dataset, D: np.ndarray, mean: np.ndarray | None = None) -> Any:
@@ -78,12 +86,7 @@ def decode(codes: xr.Dataset, D: np.ndarray, mean: np.ndarray | None = None) -> 
     if isinstance(atom, da.Array):
         rows = atom.rechunk({1: -1}), coefficient.rechunk({1: -1})
         return da.map_blocks(
-            _decode_block, *rows, D=D, mean=mean, dtype=D.dtype, chunks=(rows[0].chunks[0], (D.shape[1],))
-        )
-    largest = int(atom.max(initial=-1))
-    if largest >= D.shape[0]:
-        raise InputError(
-            f"codes use atom {largest} but the dictionary has {D.shape[0]}; these do not belong together"
+            _decode_lazily, *rows, D=D, mean=mean, dtype=D.dtype, chunks=(rows[0].chunks[0], (D.shape[1],))
         )
     return _decode_block(np.asarray(atom), np.asarray(coefficient), D, mean)
 
@@ -101,5 +104,10 @@ def decode_csr(X: Any, D: np.ndarray, mean: np.ndarray | None = None) -> np.ndar
         raise InputError(
             f"codes have {X.shape[1]} columns but the dictionary has {D.shape[0]} atoms; use those of one fit"
         )
+    try:
+        X = sp.csr_array(X)
+        X.check_format(full_check=True)  # SciPy multiplies whatever its index arrays say
+    except ValueError as error:
+        raise InputError(f"these codes are not a valid sparse array: {error}") from error
     Y = np.asarray(X @ D)
     return Y if mean is None else (Y + mean).astype(D.dtype)

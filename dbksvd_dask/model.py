@@ -25,8 +25,8 @@ from dbksvd_dask.metrics import variance_explained
 from dbksvd_dask.params import DEVICES, FitParams, check_choice, check_integer, check_k
 from dbksvd_dask.placement import place
 from dbksvd_dask.reprs import fit_html
-from dbksvd_dask.specs import encode_spec, prior
-from dbksvd_dask.store.dictionary import run_folder
+from dbksvd_dask.specs import encode_spec, prior, stored_spec, stored_weights
+from dbksvd_dask.store.dictionary import Dictionary, run_folder
 from dbksvd_dask.store.sources import ArraySource, Source, as_source
 
 _PARAMS = FitParams.__dataclass_fields__
@@ -295,6 +295,11 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     # ------------------------------------------------------------------------------------------ using
 
+    def to_dictionary(self) -> Dictionary:
+        """Return what was fitted as `open_dictionary` gives it back from a run."""
+        check_is_fitted(self, "components_")
+        return train.as_dictionary(self._state, self._params())
+
     def _encode_plan(self) -> encoding.EncodePlan:
         params = self._params()
         dtype = self.components_.dtype
@@ -385,14 +390,14 @@ def history_dataset(history: train.History) -> xr.Dataset:
 def encode(
     Y: Any,
     dictionary: Any,
-    k: int,
+    k: int | None = None,
     *,
     mean: np.ndarray | None = None,
-    encoder: str = "mp",
-    nonneg: bool = False,
-    refit: bool = False,
-    min_coefficient: float = 0.0,
-    rtol: float = 0.0,
+    encoder: str | None = None,
+    nonneg: bool | None = None,
+    refit: bool | None = None,
+    min_coefficient: float | None = None,
+    rtol: float | None = None,
     chunk_size: int = 8192,
     device: str = "auto",
     groups: Any = None,
@@ -402,9 +407,13 @@ def encode(
     Parameters
     ----------
     Y : ndarray, dask array, xarray.DataArray or path/URL of a Zarr store, (n_samples, n_features)
-    dictionary : ndarray or DataArray of shape (n_atoms, n_features); rows are normalised
+    dictionary : ndarray or DataArray of shape (n_atoms, n_features), whose rows are normalised; or what
+        `open_dictionary` returned, which encodes as it was fitted, with its mean, groups, threshold and weights
     k : most nonzeros per sample
+        With what `open_dictionary` returned, None or the k of its fit; another k sets its threshold aside.
     mean : ndarray of shape (n_features,) taken off every sample, or None
+    encoder, nonneg, refit, min_coefficient, rtol
+        As for `DBKSVD`; None for those of the fit, or for an ndarray the defaults of `DBKSVD`.
     device : {"auto", "cpu", "gpu"}; where the heavy work runs
     groups : tuple of int, "exponential" or None
         Sizes of groups that are offered in order, with equal shares of k, as ``DBKSVD(encode="staged")`` does;
@@ -414,6 +423,20 @@ def encode(
     -------
     Dataset with `atom` and `coefficient` over (`sample`, `slot`); Dask-backed for lazy input
     """
+    given = {
+        "encoder": encoder,
+        "nonneg": nonneg,
+        "refit": refit,
+        "min_coefficient": min_coefficient,
+        "rtol": rtol,
+    }
+    if isinstance(dictionary, Dictionary):
+        if mean is not None or groups is not None:
+            name = "groups" if mean is None else "mean"
+            raise InputError(f"{name} was given beside a fitted dictionary, which has its own; leave it out")
+        return _encode_fitted(Y, dictionary, {"k": k, **given}, chunk_size, device)
+    if k is None:
+        raise InputError("k is missing: an array of atoms does not say how many nonzeros a sample has; give k")
     atoms = _plain(dictionary)
     if atoms.ndim != 2:
         raise InputError(f"dictionary has shape {atoms.shape}; it must be (n_atoms, n_features)")
@@ -424,16 +447,28 @@ def encode(
     params = FitParams.checked(
         n_atoms=D.shape[0],
         k=check_k(k, D.shape[0]),
-        encoder=encoder,
-        nonneg=nonneg,
-        refit=refit,
-        min_coefficient=min_coefficient,
-        rtol=rtol,
         groups=groups,
         encode="plain" if groups is None else "staged",
+        **{name: value for name, value in given.items() if value is not None},
     )
-    where = _placement(check_choice("device", device, DEVICES), D, chunk_size, k, encoder)
+    where = _placement(check_choice("device", device, DEVICES), D, chunk_size, k, params.encoder)
     return label_codes(_encode_source(source, D, encoding.EncodePlan(encode_spec(params), mean, dtype, where)), Y)
+
+
+def _encode_fitted(
+    Y: Any, dictionary: Dictionary, given: dict[str, Any], chunk_size: int, device: str
+) -> xr.Dataset:
+    """Encode as a dictionary was fitted, but for what is given (None: nothing)."""
+    if given["k"] == dictionary.params.get("k"):
+        given = {**given, "k": None}
+    D = dictionary.atoms
+    spec = stored_spec(dictionary.params, dictionary.n_atoms, dictionary.extra, given)
+    weights = prior(stored_weights(dictionary.weights, given))
+    source = as_source(Y, chunk_size)
+    _check_width(source, D.shape[1], "Y")
+    where = _placement(check_choice("device", device, DEVICES), D, chunk_size, spec.k, spec.encoder)
+    plan = encoding.EncodePlan(spec, dictionary.mean, D.dtype, where, weights)
+    return label_codes(_encode_source(source, D, plan), Y)
 
 
 def _placement(device: str, D: np.ndarray, chunk_size: int, k: int, encoder: str) -> Placement:

@@ -390,18 +390,7 @@ class Trainer:
 
     def to_dictionary(self, state: FitState) -> Dictionary:
         """The state as it is stored."""
-        return Dictionary(
-            atoms=state.dictionary,
-            mean=state.mean,
-            params=self.params.to_json(),
-            source=self.source.identity,
-            iteration=state.iteration,
-            history=state.history,
-            counts=state.counts,
-            previous=state.previous,
-            extra={name: value for name in _THRESHOLDS if (value := getattr(state, name))},
-            weights=state.weights,
-        )
+        return as_dictionary(state, self.params, self.source.identity)
 
     def resume(self, run: str) -> FitState:
         """State of the newest checkpoint of a run; refused when it is of another fit."""
@@ -462,6 +451,22 @@ class Trainer:
         resumed = None if found is None else self.resume(checkpoint)
         with keeping.telling_what_is_safe(checkpoint, self._emit):
             return self.run(self.start() if resumed is None else resumed, save)
+
+
+def as_dictionary(state: FitState, params: FitParams, source: str = "") -> Dictionary:
+    """A state as it is stored, with everything it takes to encode or to go on."""
+    return Dictionary(
+        atoms=state.dictionary,
+        mean=state.mean,
+        params=params.to_json(),
+        source=source,
+        iteration=state.iteration,
+        history=state.history,
+        counts=state.counts,
+        previous=state.previous,
+        extra={name: value for name in _THRESHOLDS if (value := getattr(state, name))},
+        weights=state.weights,
+    )
 
 
 def _record(result: batch.BatchResult, n_rows: int) -> dict[str, float]:

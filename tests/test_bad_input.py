@@ -6,7 +6,7 @@ import pytest
 import zarr
 
 from dbksvd_dask import DBKSVD, encode
-from dbksvd_dask.errors import InputError, StoreError
+from dbksvd_dask.errors import InputError, MismatchError, StoreError
 
 
 def good(n=60, d=8):
@@ -132,7 +132,7 @@ def test_codes_of_another_dictionary_are_refused():
     model = DBKSVD(16, 2, n_iter=1).fit(good())
     codes = model.transform(good())
     codes["atom"][0, 0] = 99
-    with pytest.raises(InputError, match=r"codes use atom 99 but the dictionary has 16"):
+    with pytest.raises(MismatchError, match=r"sample 0 names atom 99, but the dictionary has 16 atoms, 0 to 15"):
         model.inverse_transform(codes)
     with pytest.raises(InputError, match=r"codes lack coefficient"):
         model.inverse_transform(codes.drop_vars("coefficient"))

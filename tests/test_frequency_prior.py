@@ -3,14 +3,16 @@
 import dask
 import numpy as np
 import pytest
+import xarray as xr
 import zarr
 from scipy.stats import spearmanr
 
-from dbksvd_dask import DBKSVD, growth
+from dbksvd_dask import DBKSVD, encode, growth
 from dbksvd_dask.encode_job import encode_store
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.export.check import encode_spec
 from dbksvd_dask.kernels.encode import AtomWeights, EncodeSpec, encode_rows, gram_matrix
+from dbksvd_dask.report import write_report
 from dbksvd_dask.store.codes import dictionary_fingerprint, open_codes
 from dbksvd_dask.store.dictionary import open_dictionary
 from tests import naive_groups
@@ -113,6 +115,26 @@ def test_store_job_and_resume_keep_the_prior(rng, tmp_path):
     stored.weights = None
     assert dictionary_fingerprint(stored) != before
     assert whole.threshold_ > 0
+
+
+def test_a_stored_dictionary_encodes_as_its_estimator_does(rng, tmp_path):
+    Y = samples(rng)
+    model = DBKSVD(24, 4, **HOW, checkpoint=tmp_path / "run").fit(Y)
+    stored = open_dictionary(tmp_path / "run")
+    assert dictionary_fingerprint(model.to_dictionary()) == dictionary_fingerprint(stored)
+    for k in (None, 4):
+        xr.testing.assert_identical(encode(Y, stored, k), model.transform(Y))
+    assert (encode(Y, stored, 2)["atom"] >= 0).sum("slot").max() == 2  # neither threshold nor weights
+
+
+def test_the_estimator_of_a_prior_reports_on_its_own_codes(rng, tmp_path):
+    Y = samples(rng)
+    zarr.create_array(str(tmp_path / "y.zarr"), shape=Y.shape, dtype="f4", chunks=(500, 24))[...] = Y
+    model = DBKSVD(24, 4, **HOW, checkpoint=tmp_path / "run").fit(tmp_path / "y.zarr")
+    encode_store(tmp_path / "y.zarr", tmp_path / "run", tmp_path / "codes.zarr")
+    for run in (model, tmp_path / "run"):
+        write_report(run, tmp_path / "codes.zarr", tmp_path / "page.html")
+        assert (tmp_path / "page.html").stat().st_size > 10_000
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dbksvd_dask.blocks import check_atoms, require_integers
 from dbksvd_dask.errors import InputError, MismatchError
 from dbksvd_dask.kernels._jit import kernel_input
 
@@ -17,13 +18,15 @@ NORM_TOLERANCE = 1e-3
 _SHOWN = 5
 
 
-def check_codes(atom: ArrayLike, coefficient: ArrayLike, n_atoms: int) -> CodeBlock:
+def check_codes(atom: ArrayLike, coefficient: ArrayLike, n_atoms: int, first_sample: int = 0) -> CodeBlock:
     """Bring one block of codes into kernel form and check that it can belong to `n_atoms` atoms.
 
     Parameters
     ----------
     atom, coefficient : array_like of shape (n_samples, n_slots)
     n_atoms : int
+    first_sample : int, default 0
+        Number of the block's first sample, for messages.
 
     Returns
     -------
@@ -36,21 +39,35 @@ def check_codes(atom: ArrayLike, coefficient: ArrayLike, n_atoms: int) -> CodeBl
             f"codes need two arrays of one shape (n_samples, n_slots); "
             f"received atom {atoms.shape} and coefficient {values.shape}"
         )
-    if not np.issubdtype(atoms.dtype, np.integer):
-        raise InputError(f"atom must hold integers, received dtype {atoms.dtype}; -1 marks an empty slot")
-    if atoms.size and (int(atoms.max()) >= n_atoms or int(atoms.min()) < -1):
-        raise MismatchError(
-            f"codes name atom {int(atoms.max())} (smallest {int(atoms.min())}) but the dictionary has "
-            f"{n_atoms} atoms, 0 to {n_atoms - 1}; pass the dictionary these codes were made with"
-        )
+    require_integers(atoms.dtype)
+    check_atoms(atoms, n_atoms, first_sample)
     dtype = np.float64 if values.dtype == np.float64 else np.float32
     return kernel_input(atoms, np.int32), kernel_input(values, dtype)
 
 
 def iter_codes(blocks: CodeBlocks, n_atoms: int) -> Iterator[CodeBlock]:
     """Walk once over the blocks of codes, checking each."""
+    first = 0
     for atom, coefficient in blocks():
-        yield check_codes(atom, coefficient, n_atoms)
+        block = check_codes(atom, coefficient, n_atoms, first)
+        yield block
+        first += block[0].shape[0]
+
+
+def check_groups(group: NDArray[np.int64], n_groups: int, n_samples: int) -> None:
+    """Require one group for each sample, below `n_groups`; a negative one leaves its sample out.
+
+    Parameters
+    ----------
+    group : int64 ndarray of shape (n_samples,)
+    n_groups : int
+    n_samples : int
+    """
+    if group.ndim != 1 or group.size < n_samples:
+        raise InputError(f"received groups of shape {group.shape} for {n_samples} samples; pass one per sample")
+    if group.size and int(group.max()) >= n_groups:
+        sample = int(np.argmax(group))
+        raise InputError(f"sample {sample} is in group {int(group[sample])}; groups are 0 to {n_groups - 1}")
 
 
 def check_dictionary(D: ArrayLike, name: str = "dictionary") -> NDArray[Any]:

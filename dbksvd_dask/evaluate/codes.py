@@ -1,13 +1,13 @@
 """Statistics of sparse codes: L0, L1, density, dead and over-dense atoms, sign balance."""
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dbksvd_dask.errors import InputError
-from dbksvd_dask.evaluate._check import CodeBlocks, check_codes
+from dbksvd_dask.evaluate._check import CodeBlocks, check_codes, iter_codes
 from dbksvd_dask.kernels.code_stats import atom_sums
 from dbksvd_dask.metrics import Float64Array, merge_moments
 
@@ -156,7 +156,10 @@ def code_moments(atom: ArrayLike, coefficient: ArrayLike, n_atoms: int) -> CodeM
     -------
     CodeMoments
     """
-    atoms, values = check_codes(atom, coefficient, n_atoms)
+    return _sums(*check_codes(atom, coefficient, n_atoms), n_atoms)
+
+
+def _sums(atoms: NDArray[np.int32], values: NDArray[Any], n_atoms: int) -> CodeMoments:
     l0_histogram = np.zeros(atoms.shape[1] + 1, np.int64)
     n_active, n_positive = np.zeros(n_atoms, np.int64), np.zeros(n_atoms, np.int64)
     total, square, largest = np.zeros(n_atoms), np.zeros(n_atoms), np.zeros(n_atoms)
@@ -177,7 +180,7 @@ def stream_code_moments(blocks: CodeBlocks, n_atoms: int) -> CodeMoments:
     -------
     CodeMoments
     """
-    return merge_moments(code_moments(atom, coefficient, n_atoms) for atom, coefficient in blocks())
+    return merge_moments(_sums(atom, coefficient, n_atoms) for atom, coefficient in iter_codes(blocks, n_atoms))
 
 
 def code_summary(m: CodeMoments, over_dense: float = OVER_DENSE) -> CodeSummary:

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dbksvd_dask.errors import InputError
-from dbksvd_dask.evaluate._check import CodeBlocks, check_codes, iter_codes
+from dbksvd_dask.evaluate._check import CodeBlocks, check_codes, check_groups, iter_codes
+from dbksvd_dask.kernels._jit import kernel_input
 from dbksvd_dask.kernels.code_stats import class_sums
 from dbksvd_dask.metrics import Float64Array
 
@@ -87,9 +88,10 @@ class CodeFeatures:
     def sums(self, group: NDArray[np.int64], n_groups: int) -> Float64Array:
         """Sum of every column within each group, shape (n_groups, n_atoms)."""
         out = np.zeros((n_groups, self._n_atoms))
-        first = 0
+        groups, first = kernel_input(group, np.int64), 0
         for atom, coefficient in iter_codes(self._blocks, self._n_atoms):
-            class_sums(atom, coefficient, group[first : first + atom.shape[0]], out)
+            check_groups(groups, n_groups, first + atom.shape[0])
+            class_sums(atom, coefficient, groups[first : first + atom.shape[0]], out)
             first += atom.shape[0]
         return out
 

@@ -154,6 +154,8 @@ def support_counts(
     SupportCounts
     """
     pairing = kernel_input(best, np.int64)
+    if pairing.ndim != 1 or (pairing.size and not 0 <= int(pairing.min()) <= int(pairing.max()) < n_true):
+        raise InputError(f"best must name true atoms, 0 to {n_true - 1}; pass best_match(D, D_true).index")
     atom, coefficient = check_codes(*codes, pairing.size)
     true_atom, true_coefficient = check_codes(*true_codes, n_true)
     if atom.shape[0] != true_atom.shape[0]:

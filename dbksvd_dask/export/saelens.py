@@ -21,11 +21,11 @@ import xarray as xr
 from safetensors.numpy import save_file
 
 import dbksvd_dask
+from dbksvd_dask.blocks import code_blocks
 from dbksvd_dask.errors import InputError, MismatchError
-from dbksvd_dask.evaluate.codes import CodeMoments, code_moments
+from dbksvd_dask.evaluate.codes import CodeMoments, stream_code_moments
 from dbksvd_dask.export.check import check_exportable, encode_spec, encoding_params, mean_of, new_folder
 from dbksvd_dask.kernels.encode import EncodeSpec
-from dbksvd_dask.metrics import merge_moments
 from dbksvd_dask.params import check_choice
 from dbksvd_dask.store.atomic import write_json
 from dbksvd_dask.store.codes import (
@@ -47,8 +47,6 @@ PLUGIN_ARCHITECTURE = "dbksvd_pursuit"
 PLUGIN_MODULE = "dbksvd_dask.export.saelens_plugin"
 # What SAELens adds to a density before the logarithm: a dead latent then reads -10.
 DENSITY_FLOOR = 1e-10
-# Rows of codes that are looked at in one go.
-_BLOCK_ROWS = 65536
 
 
 @dataclass(frozen=True)
@@ -265,8 +263,7 @@ def code_sums(codes: xr.Dataset | PathLike, dictionary: Dictionary) -> CodeMomen
     if isinstance(codes, xr.Dataset):
         n_atoms = codes.attrs.get("n_atoms", dictionary.n_atoms)
         _check_codes(n_atoms, dictionary, codes.attrs.get("dictionary"))
-        blocks = _blocks(codes)
-        return merge_moments(code_moments(atom, coefficient, dictionary.n_atoms) for atom, coefficient in blocks)
+        return stream_code_moments(lambda: code_blocks(codes), dictionary.n_atoms)
     statistics = open_statistics(codes)
     _check_codes(statistics.attrs["n_atoms"], dictionary, statistics.attrs.get("dictionary"))
     return stored_code_moments(statistics)
@@ -292,11 +289,3 @@ def _check_codes(n_atoms: int, dictionary: Dictionary, written_with: Any) -> Non
             f"these codes were written with dictionary {written_with}, this one is {mine}; "
             "pass the codes of this dictionary"
         )
-
-
-def _blocks(codes: xr.Dataset) -> Any:
-    """Walk codes in blocks of rows, so that a lazy Dataset is never whole in memory."""
-    n_samples = codes.sizes["sample"]
-    for a in range(0, n_samples, _BLOCK_ROWS):
-        part = codes.isel(sample=slice(a, a + _BLOCK_ROWS))
-        yield np.asarray(part["atom"].data), np.asarray(part["coefficient"].data)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import zarr
 
@@ -28,7 +26,7 @@ class ZarrFile(SourceFile):
     def __init__(self, path: str) -> None:
         self.path = path
         node = remote.open_zarr(path)
-        found: dict[str, zarr.Array[Any]] = {"": node} if isinstance(node, zarr.Array) else dict(node.arrays())
+        found = {"": node} if isinstance(node, zarr.Array) else remote.get_arrays(path, node)
         self._own = isinstance(node, zarr.Group) and node.attrs.get("format") == ACTIVATIONS_FORMAT
         check_format(path, dict(node.attrs))
         self._arrays = {name: array for name, array in found.items() if array.ndim and name != ROW_CHECKSUMS}

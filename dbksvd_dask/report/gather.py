@@ -11,8 +11,9 @@ import scipy.sparse as sp
 import xarray as xr
 from numpy.typing import NDArray
 
-from dbksvd_dask.blocks import code_blocks
+from dbksvd_dask.blocks import check_atoms, code_blocks, require_codes
 from dbksvd_dask.errors import InputError, MismatchError
+from dbksvd_dask.evaluate._check import check_groups
 from dbksvd_dask.evaluate.codes import CodeMoments, stream_code_moments
 from dbksvd_dask.evaluate.coherence import Coherence, coherence, nearest_atoms
 from dbksvd_dask.evaluate.top_samples import stream_top_samples
@@ -118,9 +119,7 @@ class CodeReader:
     """
 
     def __init__(self, codes: xr.Dataset, n_atoms: int, max_samples: int | None = None) -> None:
-        missing = [name for name in ("atom", "coefficient") if name not in codes]
-        if missing:
-            raise InputError(f"codes lack {' and '.join(missing)}; pass what transform() or encode() returned")
+        require_codes(codes)
         stated = codes.attrs.get("n_atoms")
         if stated is not None and int(stated) != n_atoms:
             raise MismatchError(
@@ -138,12 +137,13 @@ class CodeReader:
 
     def blocks(self) -> Iterator[tuple[Any, Any]]:
         """Walk over all codes."""
-        return code_blocks(self._codes)
+        return ((atom, coefficient) for _, atom, coefficient in self.placed_blocks())
 
     def placed_blocks(self) -> Iterator[tuple[int, NDArray[Any], NDArray[Any]]]:
         """Walk over all codes, with the number of each block's first sample."""
         first = 0
-        for atom, coefficient in self.blocks():
+        for atom, coefficient in code_blocks(self._codes):
+            check_atoms(atom, self.n_atoms, first)
             yield first, atom, coefficient
             first += len(atom)
 
@@ -232,6 +232,7 @@ def class_shares(
     """
     counts = np.zeros((n_classes, reader.n_atoms))
     given = labels.astype(np.int64)
+    check_groups(given, n_classes, reader.n_samples)
     for first, atom, coefficient in reader.placed_blocks():
         active = (coefficient != 0).astype(np.float64)
         class_sums(np.ascontiguousarray(atom, np.int32), active, given[first : first + len(atom)], counts)

@@ -104,16 +104,13 @@ def as_dictionary(run: Any) -> Dictionary:
         return run
     if isinstance(run, str | os.PathLike):
         return open_dictionary(run)
-    if not hasattr(run, "components_"):
+    if not hasattr(run, "components_") or not hasattr(run, "to_dictionary"):
         raise InputError(
             f"{type(run).__name__} is no dictionary; pass the folder of a fit, what open_dictionary returned, or "
             "a fitted DBKSVD"
         )
-    plain = (int, float, str, bool, tuple, type(None))
-    params = {name: value for name, value in run.get_params().items() if isinstance(value, plain)}
-    history = {str(name): np.asarray(values).tolist() for name, values in run.history_.data_vars.items()}
-    mean = run.mean_ if params.get("center", True) else None
-    return Dictionary(run.components_, mean, params, iteration=run.n_iter_, history=history)
+    fitted: Dictionary = run.to_dictionary()
+    return fitted
 
 
 def require_same_dictionary(codes: xr.Dataset, dictionary: Dictionary) -> None:

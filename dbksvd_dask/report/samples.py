@@ -322,4 +322,4 @@ def read_rows(reader: RowReader, ids: Ids) -> NDArray[Any]:
 def has_array(store: str, name: str) -> bool:
     """Tell whether a store holds an array of this name."""
     node = remote.open_zarr(store)
-    return isinstance(node, zarr.Group) and isinstance(node.get(name), zarr.Array)
+    return isinstance(node, zarr.Group) and remote.get_array(store, node, name) is not None

@@ -108,8 +108,8 @@ class CodeSums:
             Number of the first of these samples in the store.
         shape : (n_atoms, n_top)
         """
-        largest = LargestCoefficients.of(atom, coefficient, first_sample, shape)
-        return cls(code_moments(atom, coefficient, shape[0]), reconstruction, largest)
+        moments = code_moments(atom, coefficient, shape[0])  # first: it checks the indices that both use
+        return cls(moments, reconstruction, LargestCoefficients.of(atom, coefficient, first_sample, shape))
 
     def merge(self, other: Self) -> Self:
         """Return the sums of both; neither is changed."""

@@ -23,7 +23,8 @@ from dbksvd_dask.errors import JobError, MismatchError, StoreError
 from dbksvd_dask.metrics import merge_moments
 from dbksvd_dask.store import atomic, remote
 from dbksvd_dask.store.code_sums import CodeSums
-from dbksvd_dask.store.codes import CODES_FORMAT, CODES_VERSION, STATISTIC_DIMS, STATISTICS
+from dbksvd_dask.store.codes import CODES_FORMAT, CODES_VERSION, STATISTIC_DIMS, STATISTICS, statistics_checksums
+from dbksvd_dask.store.dictionary import ATTRIBUTES_CRC, attributes_checksum
 from dbksvd_dask.store.layout import PARTS
 from dbksvd_dask.store.rows import CHECKSUMS
 
@@ -326,12 +327,15 @@ class CodesWriter:
         group = zarr.open_group(store=remote.zarr_store(self.work, read_only=False), mode="r+")
         _put(group, CHECKSUMS, table, ("chunk", "array"), {"arrays": list(ARRAYS)})
         below = group.require_group(STATISTICS)
-        below.attrs.update({"l1_sum": sums.codes.l1_sum})
-        for name, values in statistics(sums).items():
+        gathered = statistics(sums)
+        below.attrs.update({"l1_sum": sums.codes.l1_sum, CHECKSUMS: statistics_checksums(gathered)})
+        for name, values in gathered.items():
             _put(below, name, values, STATISTIC_DIMS[name], {})
         head = json.dumps(self.plan.identity(), sort_keys=True).encode()
         content_id = hashlib.sha256(head + table.astype("<u4").tobytes()).hexdigest()[:32]
-        group.attrs.update({"metrics": sums.metrics(), "content_id": content_id})
+        added = {"metrics": sums.metrics(), "content_id": content_id}
+        checksum = attributes_checksum({**dict(group.attrs), **added, "complete": True})
+        group.attrs.update({**added, ATTRIBUTES_CRC: checksum})
         if not remote.is_remote(self.work):
             _sync(self.work)
         group.attrs.update({"complete": True})

@@ -22,19 +22,21 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import zlib
+from collections.abc import Mapping
 from typing import Any
 
 import dask.array as da
 import numpy as np
+import numpy.typing as npt
 import xarray as xr
-import zarr
 
 import dbksvd_dask
+from dbksvd_dask.blocks import describe_wrong_atom
 from dbksvd_dask.errors import MismatchError, StoreError
 from dbksvd_dask.evaluate.codes import CodeMoments
 from dbksvd_dask.store import atomic, remote
 from dbksvd_dask.store.activations import RowsAsArray
-from dbksvd_dask.store.dictionary import Dictionary
+from dbksvd_dask.store.dictionary import ATTRIBUTES_CRC, Dictionary, attributes_checksum
 from dbksvd_dask.store.remote import PathLike
 from dbksvd_dask.store.rows import CHECKSUMS, RowReader, open_aligned
 
@@ -80,7 +82,9 @@ def open_codes(path: PathLike) -> xr.Dataset:
         of the store: `n_atoms`, `k`, `params`, `dictionary`, `store` and `metrics` among them.
     """
     text, attributes = _checked(path)
-    variables = {name: (("sample", "slot"), _lazy(text, name)) for name in ("atom", "coefficient")}
+    atom, coefficient = _readers(text, attributes)
+    rows = {"atom": CheckedAtoms(atom, int(attributes["n_atoms"])), "coefficient": RowsAsArray(coefficient)}
+    variables = {name: (("sample", "slot"), _lazy(array)) for name, array in rows.items()}
     return xr.Dataset(variables, attrs=attributes)
 
 
@@ -97,10 +101,39 @@ def open_statistics(path: PathLike) -> xr.Dataset:
         See the head of this module; the attributes of the store, and `l1_sum`.
     """
     text, attributes = _checked(path)
-    group = remote.open_zarr(remote.join(text, STATISTICS))
-    assert isinstance(group, zarr.Group)
-    variables = {name: (dims, np.asarray(group[name][...])) for name, dims in STATISTIC_DIMS.items()}
-    return xr.Dataset(variables, attrs={**attributes, **group.attrs})
+    place = remote.join(text, STATISTICS)
+    group = remote.open_group(place)
+    arrays = {name: remote.read_array(place, group, name) for name in STATISTIC_DIMS}
+    _check_statistics(place, arrays, attributes, dict(group.attrs))
+    variables = {name: (dims, arrays[name]) for name, dims in STATISTIC_DIMS.items()}
+    return xr.Dataset(variables, attrs={**attributes, "l1_sum": group.attrs["l1_sum"]})
+
+
+def statistics_checksums(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, int]:
+    """Checksums of the arrays of the statistics, kept as an attribute of their group."""
+    return {name: zlib.crc32(np.ascontiguousarray(array).data) for name, array in arrays.items()}
+
+
+def _check_statistics(
+    place: str, arrays: dict[str, npt.NDArray[Any]], attributes: dict[str, Any], own: dict[str, Any]
+) -> None:
+    """Refuse statistics that are not what was written, or name atoms and samples that are not there."""
+    damaged = f"{place} is damaged"
+    advice = "restore this folder or encode again with `dbksvd encode`"
+    if not isinstance(own.get("l1_sum"), int | float):
+        raise StoreError(f"{damaged}: it has no `l1_sum`; {advice}")
+    n_atoms, n_samples = int(attributes["n_atoms"]), int(attributes["n_samples"])
+    expected = own.get(CHECKSUMS)  # stores of before have none
+    found = statistics_checksums(arrays)
+    for name, dims in STATISTIC_DIMS.items():
+        array = arrays[name]
+        if array.ndim != len(dims) or (dims[0] == "atom" and len(array) != n_atoms):
+            raise StoreError(f"{damaged}: `{name}` has shape {array.shape} for {n_atoms} atoms; {advice}")
+        if isinstance(expected, dict) and expected.get(name) != found[name]:
+            raise StoreError(f"{damaged}: `{name}` differs from its checksum; {advice}")
+    top = arrays["top_sample"]
+    if top.size and not -1 <= int(top.min()) <= int(top.max()) < n_samples:
+        raise StoreError(f"{damaged}: `top_sample` names samples outside 0 to {n_samples - 1}; {advice}")
 
 
 def stored_code_moments(statistics: xr.Dataset) -> CodeMoments:
@@ -136,11 +169,15 @@ def verify_codes(path: PathLike) -> int:
     StoreError
         When a chunk is missing or differs; it lists all that differ.
     """
-    text, _ = _checked(path)
-    group = remote.open_zarr(text)
-    assert isinstance(group, zarr.Group)
-    expected = np.asarray(group[CHECKSUMS][...])
-    readers = [_reader(text, name) for name in ("atom", "coefficient")]
+    text, attributes = _checked(path)
+    expected = remote.read_array(text, remote.open_group(text), CHECKSUMS)
+    readers = _readers(text, attributes)
+    if expected.shape != (readers[0].n_chunks, len(readers)):
+        raise StoreError(
+            f"{remote.join(text, CHECKSUMS)} has shape {expected.shape} for {readers[0].n_chunks} chunks of two "
+            "arrays; restore it or encode again"
+        )
+    open_statistics(text)  # compares their checksums
     bad = []
     for chunk in range(len(expected)):
         blocks = (reader.read_stored(*reader.chunk_bounds(chunk)) for reader in readers)
@@ -176,14 +213,59 @@ def _checked(path: PathLike) -> tuple[str, dict[str, Any]]:
         raise StoreError(
             f"{text} is not finished; run `dbksvd encode` again, or with --finish if all parts are done"
         )
+    if attributes.get(ATTRIBUTES_CRC, checksum := attributes_checksum(attributes)) != checksum:  # older have none
+        raise StoreError(f"{text} is damaged: its attributes are not what was written; encode again")
+    for name in ("n_atoms", "n_samples", "k"):
+        value = attributes.get(name)
+        if type(value) is not int or value < 1:
+            raise StoreError(f"{text} is damaged: its attribute `{name}` is {value!r}; encode again")
     return text, attributes
 
 
-def _lazy(path: str, name: str) -> da.Array:
-    reader = _reader(path, name)
-    chunks = (reader.chunk_rows, *reader.row_shape)
-    rows: da.Array = da.from_array(RowsAsArray(reader), chunks=chunks, asarray=False)  # type: ignore[no-untyped-call]
-    return rows
+class CheckedAtoms(RowsAsArray):
+    """The indices of atoms in a codes store; each block that is read is checked, for kernels use them as they are.
+
+    Parameters
+    ----------
+    reader : RowReader
+    n_atoms : int
+        Atoms of the dictionary; an index is -1 to n_atoms - 1.
+    """
+
+    def __init__(self, reader: RowReader, n_atoms: int) -> None:
+        super().__init__(reader)
+        self.n_atoms = n_atoms
+
+    def _rows(self, start: int, stop: int) -> npt.NDArray[Any]:
+        rows = super()._rows(start, stop)
+        wrong = describe_wrong_atom(rows, self.n_atoms, start)
+        if wrong is not None:
+            raise StoreError(f"{self.reader.path} is damaged: {wrong}; encode again with `dbksvd encode`")
+        return rows
+
+
+def _lazy(rows: RowsAsArray) -> da.Array:
+    chunks = (rows.reader.chunk_rows, *rows.reader.row_shape)
+    array: da.Array = da.from_array(rows, chunks=chunks, asarray=False)  # type: ignore[no-untyped-call]
+    return array
+
+
+def _readers(path: str, attributes: dict[str, Any]) -> tuple[RowReader, RowReader]:
+    """Open the indices and the coefficients, two arrays of the shape that the attributes say."""
+    atom, coefficient = (_reader(path, name) for name in ("atom", "coefficient"))
+    for reader, kind in ((atom, "i"), (coefficient, "f")):
+        if reader.dtype.kind != kind or len(reader.row_shape) != 1:
+            raise StoreError(
+                f"{path} is damaged: `{reader.array}` has dtype {reader.dtype} and shape "
+                f"{(reader.n_samples, *reader.row_shape)}; encode again"
+            )
+    stated = (attributes["n_samples"], attributes["k"])
+    if not atom.shape == coefficient.shape == stated or atom.chunk_rows != coefficient.chunk_rows:
+        raise StoreError(
+            f"{path} is damaged: `atom` has shape {atom.shape}, `coefficient` {coefficient.shape}, in chunks of "
+            f"{atom.chunk_rows} and {coefficient.chunk_rows} rows, its attributes say {stated}; encode again"
+        )
+    return atom, coefficient
 
 
 def _reader(path: str, name: str) -> RowReader:

@@ -167,7 +167,7 @@ def _write(path: str, dictionary: Dictionary) -> None:
         "n_features": dictionary.n_features,
         "crc32": checksums,
     }
-    group.update_attributes({**attributes, ATTRIBUTES_CRC: _attributes_checksum(attributes)})
+    group.update_attributes({**attributes, ATTRIBUTES_CRC: attributes_checksum(attributes)})
 
 
 def _put(group: zarr.Group, name: str, values: np.ndarray, dims: tuple[str, ...]) -> int:
@@ -191,7 +191,7 @@ def _checksum(values: np.ndarray) -> int:
     return zlib.crc32(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data, head)
 
 
-def _attributes_checksum(attributes: dict[str, Any]) -> int:
+def attributes_checksum(attributes: dict[str, Any]) -> int:
     """CRC-32 of all attributes but this checksum itself, however JSON spells and orders them."""
     known = {name: value for name, value in attributes.items() if name != ATTRIBUTES_CRC}
     plain = json.loads(json.dumps(known))  # as they will be read: names are texts, tuples are lists
@@ -223,11 +223,11 @@ def open_dictionary(path: PathLike) -> Dictionary:
 def _open(where: str) -> Dictionary:
     """Read the dictionary in the Zarr group `where`."""
     try:
-        group = zarr.open_group(where, mode="r")
+        group = remote.open_group(where)
         attrs = dict(group.attrs)
         _check_format(where, attrs)
         return _read(where, group, attrs)
-    except (KeyError, ValueError, TypeError, AttributeError, ArithmeticError, OSError) as error:
+    except (KeyError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError, OSError) as error:
         if isinstance(error, StoreError | MismatchError):
             raise
         raise StoreError(f"{where} cannot be read as a dictionary: {error}; it may be truncated") from error
@@ -250,7 +250,7 @@ def verify_dictionary(path: PathLike) -> int:
     count = 0
     for one in [where] if is_zarr(where) else checkpoints(where):
         _open(one)  # compares them
-        checksums = zarr.open_group(one, mode="r").attrs.get("crc32")
+        checksums = remote.open_group(one).attrs.get("crc32")
         if not isinstance(checksums, dict) or not checksums:
             raise StoreError(f"{one} has no checksums to verify; it was not written by this package")
         count += len(checksums)
@@ -269,16 +269,20 @@ def _check_format(where: str, attrs: dict[str, Any]) -> None:
 
 
 def _read(where: str, group: zarr.Group, attrs: dict[str, Any]) -> Dictionary:
-    if attrs.get(ATTRIBUTES_CRC) != _attributes_checksum(attrs):
+    if attrs.get(ATTRIBUTES_CRC) != attributes_checksum(attrs):
         raise StoreError(f"{where} is damaged: its attributes are not what was written")
-    arrays = {name: np.asarray(group[name][...]) for name in _ARRAYS if name in group}
+    present = [name for name in _ARRAYS if remote.get_array(where, group, name) is not None]
+    arrays = {name: remote.read_array(where, group, name) for name in present}
     for name, expected in attrs["crc32"].items():
         # Zarr reads a chunk that is not there as zeros, without a word
         if name not in arrays or _checksum(arrays[name]) != expected:
             raise StoreError(f"{where} is damaged: its array `{name}` is not what was written")
     atoms = arrays["dictionary"]
+    if atoms.ndim != 2 or atoms.dtype not in (np.float32, np.float64):
+        raise StoreError(f"{where} is damaged: `dictionary` has dtype {atoms.dtype} and shape {atoms.shape}")
     if not np.allclose(np.linalg.norm(atoms.astype(np.float64), axis=1), 1.0, atol=1e-3):
         raise StoreError("atoms are not of unit norm, so a chunk of the dictionary is missing or damaged")
+    _check_shapes(where, arrays)
     history = {
         name: [math.nan if v is None else float(v) for v in values] for name, values in attrs["history"].items()
     }
@@ -294,6 +298,20 @@ def _read(where: str, group: zarr.Group, attrs: dict[str, Any]) -> Dictionary:
         dict(attrs.get("extra", {})),
         arrays.get("weights"),
     )
+
+
+def _check_shapes(where: str, arrays: dict[str, np.ndarray]) -> None:
+    """Refuse arrays whose shapes do not follow from that of the atoms: kernels take them as they are."""
+    n_atoms, n_features = arrays["dictionary"].shape
+    shapes = {
+        "mean": (n_features,),
+        "counts": (n_atoms,),
+        "previous": (n_atoms, n_features),
+        "weights": (n_atoms,),
+    }
+    for name, shape in shapes.items():
+        if name in arrays and arrays[name].shape != shape:
+            raise StoreError(f"{where} is damaged: `{name}` has shape {arrays[name].shape} instead of {shape}")
 
 
 # ---------------------------------------------------------------------------------------------- places

@@ -7,12 +7,16 @@ and the like, or ``~/.config/fsspec``), so that every worker process finds them 
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 import zarr
 from fsspec.core import url_to_fs
 from zarr.storage import FsspecStore, LocalStore
@@ -20,6 +24,11 @@ from zarr.storage import FsspecStore, LocalStore
 from dbksvd_dask.errors import StoreError
 
 PathLike = str | os.PathLike[str]
+
+# files that describe a Zarr node, formats 3 and 2
+_METADATA = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
+# an error of Zarr may quote the whole description
+_REASON_LENGTH = 200
 
 
 def normalise(path: PathLike) -> str:
@@ -146,10 +155,119 @@ def open_zarr(path: PathLike, mode: Literal["r", "r+"] = "r") -> zarr.Group | za
             f"{path} is not a Zarr store (no zarr.json, .zgroup or .zarray in it); "
             f"turn it into one with `dbksvd import {path} STORE`"
         )
+    with explain_metadata(path):
+        node = zarr.open(store=zarr_store(path, read_only=mode == "r"), mode=mode)
+        _check_node(node)
+    return node
+
+
+def open_group(path: PathLike) -> zarr.Group:
+    """Open the Zarr group at `path` for reading; refuse a bare array."""
+    node = open_zarr(path)
+    if not isinstance(node, zarr.Group):
+        raise StoreError(f"{path} is a Zarr array, not a group; restore its zarr.json or write the store again")
+    return node
+
+
+def get_array(path: PathLike, group: zarr.Group, name: str) -> zarr.Array[Any] | None:
+    """Return one array of the group at `path`; None when there is no such array.
+
+    Raises
+    ------
+    StoreError
+        When the array is there and its metadata cannot be read.
+    """
+    home = join(path, name)
+    with explain_metadata(home):
+        node = group.get(name)
+        _check_node(node)
+        if node is None and _is_described(group, home):
+            group[name]  # says which key is missing
+    return node if isinstance(node, zarr.Array) else None
+
+
+def get_arrays(path: PathLike, group: zarr.Group) -> dict[str, zarr.Array[Any]]:
+    """Return the arrays of the group at `path` by name; a broken one is an error, not one array less."""
     try:
-        return zarr.open(store=zarr_store(path, read_only=mode == "r"), mode=mode)
-    except (ValueError, TypeError, KeyError, OSError) as error:
-        raise StoreError(f"the Zarr metadata of {path} cannot be read: {error}") from error
+        found = dict(group.arrays())
+    except Exception:  # it does not say which array: find out below
+        found = {}
+    others = sorted(set(list_names(path)) - found.keys() - set(_METADATA))
+    names = [name for name in others if _is_described(group, join(path, name))]
+    found |= {name: array for name in names if (array := get_array(path, group, name)) is not None}
+    for name, array in found.items():
+        with explain_metadata(join(path, name)):
+            _check_node(array)
+    return found
+
+
+def read_array(path: PathLike, group: zarr.Group, name: str) -> npt.NDArray[Any]:
+    """Read a whole small array of the group at `path`.
+
+    Raises
+    ------
+    StoreError
+        When it is missing or cannot be decoded.
+    """
+    array = get_array(path, group, name)
+    if array is None:
+        raise StoreError(f"{path} has no array `{name}`; restore it or write the store again")
+    try:
+        return np.asarray(array[...])
+    except Exception as error:  # a codec may fail with anything
+        raise StoreError(f"array `{name}` of {path} cannot be read: {_reason(error)}") from error
+
+
+def _is_described(group: zarr.Group, home: str) -> bool:
+    """Tell whether a folder says that it is a Zarr node; consolidated metadata speak for their group."""
+    if group.metadata.consolidated_metadata is not None:
+        return False
+    return bool(set(_METADATA) & set(list_names(home)))
+
+
+def _check_node(node: zarr.Group | zarr.Array[Any] | None) -> None:
+    """Refuse what Zarr accepts and nobody can read: chunks of no rows, sizes beyond a file, odd attributes."""
+    if node is None:
+        return
+    if not isinstance(node.metadata.attributes, Mapping):
+        raise ValueError(f"its attributes are a {type(node.metadata.attributes).__name__}, not an object")
+    if isinstance(node, zarr.Array):
+        for size, *parts in zip(node.shape, node.chunks, node.shards or node.chunks, strict=True):
+            if size and min(parts) < 1:
+                raise ValueError(f"shape {node.shape} in chunks of {node.chunks}; chunks need at least 1")
+        if math.prod(node.shape) * node.dtype.itemsize >= 1 << 63:
+            raise ValueError(f"shape {node.shape} is beyond what a store can hold")
+
+
+@contextlib.contextmanager
+def explain_metadata(home: PathLike) -> Iterator[None]:
+    """Turn whatever Zarr raises over the metadata of a node into one error that names the file."""
+    try:
+        yield
+    except Exception as error:  # broken metadata lead Zarr to errors of any class, RecursionError among them
+        raise StoreError(
+            f"the Zarr metadata in {_broken_file(home)} cannot be read: {_reason(error)}; restore this file or "
+            "write the store again"
+        ) from error
+
+
+def _broken_file(home: PathLike) -> str:
+    """Name the file of a node that is not JSON; the first one where all are."""
+    files = [join(home, name) for name in _METADATA if exists(join(home, name))]
+    for file in files:
+        try:
+            json.loads(read_bytes(file))
+        except Exception:
+            return file
+    return files[0] if files else normalise(home)
+
+
+def _reason(error: Exception) -> str:
+    """Say what went wrong in one line of limited length."""
+    if isinstance(error, KeyError):
+        return f"{error} is missing"
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= _REASON_LENGTH else f"{text[:_REASON_LENGTH]}..."
 
 
 def cat_ranges(path: PathLike, keys: Sequence[str], starts: Sequence[int], stops: Sequence[int]) -> list[Any]:

@@ -286,8 +286,9 @@ def _handle(reader: RowReader) -> zarr.Array[Any]:
     with _HANDLES_LOCK:
         if key not in _HANDLES:
             node = remote.open_zarr(reader.path)
-            array = node[reader.array] if isinstance(node, zarr.Group) else node
-            assert isinstance(array, zarr.Array)
+            array = remote.get_array(reader.path, node, reader.array) if isinstance(node, zarr.Group) else node
+            if array is None:
+                raise StoreError(f"{reader.path} no longer has the array `{reader.array}`")
             _HANDLES[key] = array
         return _HANDLES[key]
 
@@ -320,9 +321,9 @@ def open_rows(path: PathLike, array: str = "activations") -> RowReader:
     if isinstance(node, zarr.Group):
         group_attributes = dict(node.attrs)
         check_format(text, group_attributes)
-        found = node.get(array)
-        if not isinstance(found, zarr.Array):
-            names = ", ".join(sorted(name for name, _ in node.arrays())) or "none"
+        found = remote.get_array(text, node, array)
+        if found is None:
+            names = ", ".join(sorted(remote.get_arrays(text, node))) or "none"
             raise StoreError(f"the Zarr group {text} has no array `{array}`; its arrays: {names}")
     else:
         found, array = node, ""
@@ -356,8 +357,8 @@ def open_aligned(path: PathLike, name: str) -> RowReader:
     """
     text = remote.normalise(path)
     group = remote.open_zarr(text)
-    array = group.get(name) if isinstance(group, zarr.Group) else None
-    if not isinstance(array, zarr.Array):
+    array = remote.get_array(text, group, name) if isinstance(group, zarr.Group) else None
+    if array is None:
         raise StoreError(f"{text} has no aligned array `{name}`")
     return _reader(text, name, array, dict(group.attrs), np.dtype(array.dtype).newbyteorder("=").name)
 
@@ -366,7 +367,7 @@ def aligned_names(reader: RowReader, group: zarr.Group) -> list[str]:
     """Return the sorted names of the arrays of a group that have one entry per row of `reader`."""
     return sorted(
         name
-        for name, array in group.arrays()
+        for name, array in remote.get_arrays(reader.path, group).items()
         if array.shape[:1] == (reader.n_samples,) and name not in (reader.array, ROW_CHECKSUMS)
     )
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-import numpy as np
-import zarr
+from numpy.typing import NDArray
 
 from dbksvd_dask.errors import StoreError
 from dbksvd_dask.store import atomic, remote
 from dbksvd_dask.store.checksums import crc32c
 from dbksvd_dask.store.remote import PathLike
-from dbksvd_dask.store.rows import ROW_CHECKSUMS, open_aligned, open_rows
+from dbksvd_dask.store.rows import ROW_CHECKSUMS, RowReader, open_aligned, open_rows
 
 
 def verify_store(path: PathLike, on_chunk: Callable[[int], None] | None = None) -> int:
@@ -35,13 +35,7 @@ def verify_store(path: PathLike, on_chunk: Callable[[int], None] | None = None) 
         When one is missing or differs; it lists all that differ.
     """
     reader = open_rows(path)
-    group = remote.open_zarr(path)
-    assert isinstance(group, zarr.Group)
-    table = group.get(ROW_CHECKSUMS)
-    if not isinstance(table, zarr.Array):
-        raise StoreError(f"{path} has no checksums; it was not written by this package")
-    expected = np.asarray(table[...])
-    names = [str(name) for name in table.attrs["arrays"]]  # type: ignore[union-attr]
+    expected, names = _checksums(path, reader)
     readers = [reader if name == reader.array else open_aligned(path, name) for name in names]
     bad = []
     for chunk in range(reader.n_chunks):
@@ -57,3 +51,18 @@ def verify_store(path: PathLike, on_chunk: Callable[[int], None] | None = None) 
             "restore these files or write the store again"
         )
     return reader.n_chunks
+
+
+def _checksums(path: PathLike, reader: RowReader) -> tuple[NDArray[Any], list[str]]:
+    """Read the table of checksums, one row per chunk, and the names of its columns."""
+    group = remote.open_group(path)
+    table = remote.get_array(path, group, ROW_CHECKSUMS)
+    if table is None:
+        raise StoreError(f"{path} has no checksums; it was not written by this package")
+    expected, names = remote.read_array(path, group, ROW_CHECKSUMS), table.attrs.get("arrays")
+    if not isinstance(names, list) or expected.shape != (reader.n_chunks, len(names)):
+        raise StoreError(
+            f"the checksums of {path} are of shape {expected.shape} for the arrays {names}, not one row for each "
+            f"of {reader.n_chunks} chunks; restore {remote.join(path, ROW_CHECKSUMS)} or write the store again"
+        )
+    return expected, [str(name) for name in names]

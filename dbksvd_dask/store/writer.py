@@ -57,12 +57,17 @@ class ActivationWriter:
         self._direct = plan.compressor is None and not remote.is_remote(path)
         self._behind = WriteBehind()
         store = remote.zarr_store(self.work, read_only=False)
-        self._group = zarr.open_group(store=store, mode="r+")
+        with remote.explain_metadata(self.work):
+            self._group = zarr.open_group(store=store, mode="r+")
+        self._arrays = {name: self._open_array(store, name) for name in self._names()}
+
+    def _open_array(self, store: Any, name: str) -> zarr.Array[Any]:
         # a setting of the process, not kept in the store: without it a chunk of zeros would be left out
-        with zarr.config.set({"array.write_empty_chunks": True, "array.order": "C"}):
-            self._arrays: dict[str, zarr.Array[Any]] = {
-                name: zarr.open_array(store=store, path=name, mode="r+") for name in self._names()
-            }
+        with (
+            zarr.config.set({"array.write_empty_chunks": True, "array.order": "C"}),
+            remote.explain_metadata(remote.join(self.work, name)),
+        ):
+            return zarr.open_array(store=store, path=name, mode="r+")
 
     @property
     def n_chunks(self) -> int | None:
