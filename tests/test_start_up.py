@@ -15,7 +15,6 @@ from numba.core.dispatcher import Dispatcher
 from dbksvd_dask import kernels
 from dbksvd_dask.kernels.blas import single_blas_thread
 
-
 ROOT = Path(__file__).resolve().parents[1]
 
 
