@@ -25,6 +25,7 @@ from dbksvd_dask.gpu.plan import CPU, Placement
 from dbksvd_dask.kernels import encode
 from dbksvd_dask.kernels.blas import one_blas_thread
 from dbksvd_dask.kernels.encode import AtomWeights, EncodeSpec
+from dbksvd_dask.kernels.scale import largest_norm
 from dbksvd_dask.metrics import Moments, merge_moments
 from dbksvd_dask.store.code_sums import CodeSums
 from dbksvd_dask.store.code_writer import CodesWriter, UnitWritten
@@ -45,13 +46,23 @@ def prepare(
 ) -> np.ndarray:
     """Widen and centre a chunk of samples, on the device they are needed on; refuse NaN and infinity by name."""
     Y = chunk.prepare(raw, mean, dtype, where_to)
-    bad = np.flatnonzero(~np.isfinite(chunk.norms2_of(Y)))
+    bad = np.flatnonzero(~(chunk.norms2_of(Y) <= largest_norm(dtype) ** 2))  # catches NaN too
     if bad.size:
-        raise InputError(
-            f"{where(int(bad[0]))} has NaN or infinity ({bad.size} such row{'s' * (bad.size > 1)} in this "
-            "chunk of the batch); drop those rows, for example with `dbksvd import --nonfinite drop`"
-        )
+        raise InputError(_refused(raw, where, bad, dtype))
     return Y
+
+
+def _refused(raw: np.ndarray, where: Callable[[int], str], bad: np.ndarray, dtype: Any) -> str:
+    """Why some rows of a chunk cannot be encoded."""
+    first = int(bad[0])
+    many = f"({bad.size} such row{'s' * (bad.size > 1)} in this chunk of the batch); drop those rows"
+    if not np.isfinite(raw[first]).all():
+        return f"{where(first)} has NaN or infinity {many}, for example with `dbksvd import --nonfinite drop`"
+    largest = float(np.abs(raw[first]).max())
+    return (
+        f"{where(first)} has a value of magnitude {largest:.2g}, too large for {np.dtype(dtype)}: norms may be "
+        f"{largest_norm(dtype):.2g} at most {many}, or divide all samples by a constant, which changes no atom"
+    )
 
 
 class _Loaded:
@@ -299,6 +310,12 @@ def _narrow(coefficient: np.ndarray, dtype: str) -> np.ndarray:
         raise InputError(
             f"a coefficient of {largest:.4g} does not fit into {dtype} (at most {limit:.4g}); "
             "use coefficient_dtype='float32'"
+        )
+    smallest = float(np.finfo(dtype).smallest_normal)
+    if 0 < largest < smallest:
+        raise InputError(
+            f"the largest coefficient of a block is {largest:.4g}: {dtype} keeps all digits only from "
+            f"{smallest:.2g} on; use coefficient_dtype='float32'"
         )
     return coefficient.astype(dtype)
 

@@ -3,9 +3,16 @@
 Every message says what was received, what is needed and, where there is one, what to type.
 """
 
+from typing import Any
+
+from dbksvd_dask.safe_text import redacted
+
 
 class DBKSVDError(Exception):
-    """Base class of every error this package raises on purpose."""
+    """Base class of every error this package raises on purpose; credentials of URLs are left out of messages."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*(redacted(a) if isinstance(a, str) else a for a in args))
 
 
 class InputError(DBKSVDError, ValueError):

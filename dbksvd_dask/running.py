@@ -17,6 +17,7 @@ from dask.delayed import Delayed
 
 from dbksvd_dask.errors import ClusterError, DBKSVDError, MixedArithmeticWarning, StoreError
 from dbksvd_dask.kernels.blas import arithmetic
+from dbksvd_dask.safe_text import printable, redacted
 from dbksvd_dask.tasks import current_client
 
 logger = logging.getLogger(__name__)
@@ -194,7 +195,9 @@ def passing_reason(error: BaseException) -> str | None:
     passing = (CancelledError, ConnectionError, TimeoutError, *lost)
     # a remote store that did not answer is a `StoreError` from such an error; other errors of ours stay
     cause = error.__cause__ if isinstance(error, StoreError) else None if isinstance(error, DBKSVDError) else error
-    return " ".join(f"{type(error).__name__}: {error}".split()) if isinstance(cause, passing) else None
+    if not isinstance(cause, passing):
+        return None
+    return printable(redacted(" ".join(f"{type(error).__name__}: {error}".split())))
 
 
 def _raise_killed(error: BaseException) -> None:

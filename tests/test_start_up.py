@@ -4,14 +4,18 @@ import importlib
 import json
 import os
 import pkgutil
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from numba.core.dispatcher import Dispatcher
 
 from dbksvd_dask import kernels
 from dbksvd_dask.kernels.blas import single_blas_thread
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def run(code, **environment):
@@ -89,6 +93,80 @@ def test_a_second_process_compiles_nothing(two_processes):
 def test_kernels_give_the_same_bits_compiled_and_loaded(two_processes):
     first, second = two_processes
     assert first["bits"] == second["bits"]
+
+
+@pytest.fixture
+def read_only(tmp_path):
+    """A copy of the package and a home in which nothing can be written, also not by root; the environment of both.
+
+    Files stand where numba would make its folders.
+    """
+    copy = tmp_path / "site"
+    shutil.copytree(ROOT / "dbksvd_dask", copy / "dbksvd_dask", ignore=shutil.ignore_patterns("__pycache__"))
+    (copy / "dbksvd_dask" / "kernels" / "__pycache__").write_text("")
+    (tmp_path / "home").write_text("")
+    (tmp_path / "tmp").mkdir()
+    home = str(tmp_path / "home")
+    return {
+        "PYTHONPATH": str(copy),
+        "HOME": home,
+        "XDG_CACHE_HOME": home,
+        "NUMBA_CACHE_DIR": "",
+        "TMPDIR": str(tmp_path / "tmp"),
+    }
+
+
+def run_read_only(arguments, environment):
+    """Run in an empty folder, so that the copy is imported: (stdout, stderr)."""
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        cwd=environment["TMPDIR"],
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+# a few kernels that compile within seconds: what they give, and how often they were found or compiled
+FEW = """
+import hashlib
+import numpy as np
+from dbksvd_dask.kernels import moments, update
+rng = np.random.default_rng(0)
+R, x = rng.standard_normal((9, 70)).astype("f4"), rng.standard_normal((9, 1)).astype("f4")
+start, pos, local = np.arange(10), np.arange(9), np.arange(9, dtype=np.int32) % 4
+arrays = update.next_products(R, x, start, pos, local, R[:4].copy(), x[:4, 0].copy())
+sums = np.zeros(70), np.zeros(70), np.zeros(9)
+moments.column_sums(R, *sums)
+print(hashlib.sha256(b"".join(a.tobytes() for a in (*arrays, *sums))).hexdigest())
+for what in ("cache_hits", "cache_misses"):
+    print(sum(sum(getattr(k.stats, what).values()) for k in (update._next_products, moments.column_sums)))
+"""
+
+
+def test_where_nothing_can_be_written_kernels_are_kept_in_a_private_temporary_folder(read_only):
+    (first, told), (second, _) = (run_read_only(["-c", FEW], read_only) for _ in range(2))
+    expected = run(FEW).split()[0]
+    assert first.split() == [expected, "0", "2"]
+    assert second.split() == [expected, "2", "0"]
+    assert told.count("no folder for compiled kernels") == 1
+    assert "NUMBA_CACHE_DIR" in told
+    (folder,) = Path(read_only["TMPDIR"]).glob("dbksvd-numba-*")
+    assert folder.stat().st_mode & 0o077 == 0
+
+
+def test_a_temporary_folder_that_others_can_write_is_not_taken_and_the_bits_are_the_same(read_only):
+    folder = Path(read_only["TMPDIR"], f"dbksvd-numba-{os.getuid()}")
+    folder.mkdir()
+    folder.chmod(0o777)
+    found, told = run_read_only(["-c", FEW], read_only)
+    assert list(folder.iterdir()) == []
+    assert told.count("no folder for compiled kernels") == 1
+    assert "every process compiles" in told
+    assert found.split()[0] == run(FEW).split()[0]
 
 
 def test_functions_that_kernels_call_are_part_of_them():

@@ -8,9 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import click
-
 from dbksvd_dask import events
+from dbksvd_dask.cli.common import say
 
 # seconds between two lines where there is no terminal; a log of a night then has some thousand
 LINE_EVERY = 10.0
@@ -48,7 +47,7 @@ class Lines:
         now = self._clock()
         if text is not None and now - self._last >= self._every:
             self._last = now
-            click.echo(text, err=True)
+            say(text, err=True)
 
     def _text(self, event: Any) -> str | None:
         from dbksvd_dask.progress import describe

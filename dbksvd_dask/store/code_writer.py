@@ -21,6 +21,7 @@ import zarr
 import dbksvd_dask
 from dbksvd_dask.errors import JobError, MismatchError, StoreError
 from dbksvd_dask.metrics import merge_moments
+from dbksvd_dask.safe_text import redacted_values
 from dbksvd_dask.store import atomic, remote
 from dbksvd_dask.store.code_sums import CodeSums
 from dbksvd_dask.store.codes import CODES_FORMAT, CODES_VERSION, STATISTIC_DIMS, STATISTICS, statistics_checksums
@@ -206,7 +207,7 @@ class CodesWriter:
         }
         with remote.explain_refusal(folder):
             store = remote.zarr_store(folder, read_only=False)
-            group = zarr.create_group(store=store, zarr_format=3, attributes=head)
+            group = zarr.create_group(store=store, zarr_format=3, attributes=redacted_values(head))
         for name, dtype in zip(ARRAYS, ("int32", plan.coefficient_dtype), strict=True):
             group.create_array(
                 name,

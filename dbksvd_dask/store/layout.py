@@ -15,6 +15,7 @@ from zarr.codecs import BloscCodec, ZstdCodec
 
 import dbksvd_dask
 from dbksvd_dask.errors import InputError, MismatchError, StoreError
+from dbksvd_dask.safe_text import redacted_values
 from dbksvd_dask.store import atomic, remote
 from dbksvd_dask.store.dtypes import BFLOAT16, dtype_name, stored_dtype
 from dbksvd_dask.store.rows import ACTIVATIONS_FORMAT, ACTIVATIONS_VERSION, ROW_CHECKSUMS
@@ -175,7 +176,7 @@ def create_group(work: str, plan: StorePlan) -> None:
         "format_version": ACTIVATIONS_VERSION,
         "package_version": dbksvd_dask.__version__,
         "complete": False,
-        "provenance": plan.attributes,
+        "provenance": redacted_values(plan.attributes),
     }
     with remote.explain_refusal(work):
         group = zarr.create_group(store=remote.zarr_store(work, read_only=False), zarr_format=3, attributes=head)

@@ -23,6 +23,7 @@ import zarr
 from zarr.core.sync import sync
 
 from dbksvd_dask.errors import InputError, StoreError
+from dbksvd_dask.safe_text import redacted
 from dbksvd_dask.store import remote
 from dbksvd_dask.store.dtypes import BFLOAT16, delivered_dtype, stored_dtype, widen_bfloat16
 from dbksvd_dask.store.remote import PathLike
@@ -71,6 +72,10 @@ class RowReader:
     fill_value: Any = field(repr=False)
     row_shape: tuple[int, ...] = field(repr=False)
     attributes: dict[str, Any] = field(repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        """Place and shape, without credentials."""
+        return f"RowReader({redacted(self.path)!r}, {self.n_samples} x {self.n_features}, {self.dtype})"
 
     @property
     def shape(self) -> tuple[int, int]:
