@@ -19,6 +19,8 @@ PAGES = {
     "benchmarks/README.md": "benchmarks.md",
 }
 LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)#\s]+)")
+# Code hosts need a backslash before a bar in a table, also in code; here code shows it.
+CODE_IN_TABLE = re.compile(r"^\|.*`.*\|$", flags=re.MULTILINE)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -32,14 +34,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lead links of docs/ to files of the repository that are pages here to those pages."""
+    """Lead links of docs/ to files of the repository that are pages here to those pages; mend code in tables."""
     here = posixpath.dirname(page.file.src_uri)
 
     def lead(match: re.Match[str]) -> str:
         path = posixpath.normpath(posixpath.join("docs", here, match[1]))
         return posixpath.relpath(PAGES[path], here or ".") if path in PAGES else match[1]
 
-    return LINK.sub(lead, markdown)
+    return CODE_IN_TABLE.sub(lambda m: m[0].replace(r"\|", "|"), LINK.sub(lead, markdown))
 
 
 def site_text(source: str, text: str) -> str:

@@ -72,6 +72,14 @@ def test_links_inside_the_repository_are_links_of_the_site(site):
     assert (site / "benchmarks" / "results" / "peers_small.png").exists()
 
 
+def test_lists_and_tables_are_rendered_as_such(site):
+    """A list needs an empty line before it here, though code hosts show it without one."""
+    for name, text in pages(site).items():
+        raw = re.findall(r"<p>[^<]*(?:<(?!/p>)[^<]*)*?\n(?:- |\d+\. |\| )[^\n]*", text)
+        assert not raw, (name, raw[0][-200:])
+        assert r"\|" not in text, name
+
+
 @pytest.mark.parametrize("folder", [ROOT / "docs", ROOT], ids=["docs", "root"])
 def test_links_work_in_the_repository_too(folder):
     for path in folder.glob("**/*.md" if folder.name == "docs" else "*.md"):
