@@ -85,3 +85,11 @@ def test_links_work_in_the_repository_too(folder):
     for path in folder.glob("**/*.md" if folder.name == "docs" else "*.md"):
         for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", path.read_text(encoding="utf-8")):
             assert (path.parent / target).exists(), f"{path.name}: {target}"
+
+
+@pytest.mark.xfail(reason="docs/design.md describes the layout in folders, to which the modules are being moved")
+def test_files_named_in_the_design_exist():
+    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:[a-z]+/)?[a-z_]+\.py)`", text))
+    assert len(named) > 20
+    assert [name for name in sorted(named) if not (ROOT / "dbksvd_dask" / name).exists()] == []
