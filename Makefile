@@ -7,11 +7,11 @@ BIN := $(VENV)/bin
 JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 
-.PHONY: demo test test-fast test-gpu test-interop lint bench clean
+.PHONY: demo dev test test-fast test-gpu test-interop test-minimum lint docs dist lock bench clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,importers]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,importers,docs]'
 	touch $@
 
 demo: $(VENV)/.installed
@@ -31,6 +31,7 @@ test-interop: $(INTEROP)/.installed
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
@@ -40,6 +41,39 @@ test: lint
 # What a change is tried with again and again: under a minute.
 test-fast: $(VENV)/.installed
 	$(PYTEST) -m "not slow and not cluster and not browser and not network and not gpu"
+
+# The oldest versions that pyproject.toml allows. Old packages warn about new ones below them: not an error here.
+MINIMUM_TESTS := tests/test_plan.py tests/test_pursuit.py tests/test_update.py tests/test_batch.py tests/test_model.py \
+	tests/test_estimator.py tests/test_sklearn_interop.py tests/test_xarray_labels.py tests/test_store_rows.py \
+	tests/test_store_writer.py tests/test_import_job.py tests/test_shuffle.py tests/test_encode_job.py tests/test_metrics.py \
+	tests/test_plots.py tests/test_reprs.py tests/test_report_page.py tests/test_cli_fit.py tests/test_cli_encode.py \
+	tests/test_cli_stores.py tests/test_export_foreign.py tests/test_export_huggingface.py
+
+.venv-minimum/.installed: pyproject.toml requirements-minimum.txt
+	$(PYTHON) -m venv .venv-minimum
+	.venv-minimum/bin/python -m pip install --quiet --disable-pip-version-check -c requirements-minimum.txt \
+		-e '.[importers]' pytest hypothesis psutil
+	touch $@
+
+test-minimum: .venv-minimum/.installed
+	.venv-minimum/bin/python -m pytest -o filterwarnings=default -m 'not slow and not cluster and not gpu' $(MINIMUM_TESTS)
+
+# The site, in site/: no network is needed, and every warning is an error.
+docs: $(VENV)/.installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# Everything a developer needs, in the versions of the lock.
+dev: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements-dev.lock -e '.[dev]'
+
+dist: dev
+	$(BIN)/python -m build --outdir dist .
+
+# Versions only, for every supported Python and system: no index, no path.
+lock: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(BIN)/uv pip compile --quiet --universal --upgrade --python-version 3.11 --extra dev --no-header --no-annotate \
+		--output-file requirements-dev.lock pyproject.toml
 
 # On a machine with a card: the GPU tests on real CuPy arrays, then the times that belong into docs/gpu.md.
 test-gpu: $(VENV)/.installed
@@ -53,4 +87,4 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.guard
 
 clean:
-	rm -rf $(VENV) $(INTEROP) demo-out build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(INTEROP) .venv-minimum demo-out build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -53,6 +53,26 @@ def test_the_library_needs_no_torch_and_no_cluster():
     assert modules.isdisjoint({"torch", "distributed", "cupy", "matplotlib", "click"})
 
 
+WITHOUT_EDGES = """
+import sys
+for name in ("click", "rich", "matplotlib", "PIL", "safetensors", "h5py", "pyarrow", "bokeh", "IPython"):
+    sys.modules[name] = None  # importing it fails
+import numpy as np
+from dbksvd_dask import DBKSVD, encode_store, import_activations, open_codes, shuffle_activations
+np.save("rows.npy", np.random.default_rng(0).standard_normal((60, 6)).astype("f4"))
+import_activations("rows.npy", "raw.zarr")
+shuffle_activations("raw.zarr", "store.zarr", seed=0)
+DBKSVD(8, 2, n_iter=2, checkpoint="run").fit("store.zarr")
+encode_store("store.zarr", "run", "codes.zarr")
+print(open_codes("codes.zarr").sizes["sample"])
+"""
+
+
+def test_jobs_and_fits_need_no_package_of_the_edges(tmp_path):
+    code = f"import os; os.chdir({str(tmp_path)!r})" + WITHOUT_EDGES
+    assert run(code).split() == ["60"]
+
+
 def test_every_public_name_exists_and_unknown_ones_are_refused():
     import dbksvd_dask
 
