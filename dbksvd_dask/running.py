@@ -81,6 +81,7 @@ def warn_of_mixed_arithmetic(client: Any) -> None:
     new = [worker for worker in client.nthreads() if worker not in known]
     if not new:
         return
+    _require_same_package(client, new)
     before = set(known.values())
     known.update(client.run(arithmetic, workers=new, on_error="ignore"))
     if len(set(known.values())) > max(1, len(before)):
@@ -95,6 +96,27 @@ def warn_of_mixed_arithmetic(client: Any) -> None:
             MixedArithmeticWarning,
             stacklevel=2,
         )
+
+
+def _require_same_package(client: Any, workers: list[str]) -> None:
+    """Refuse workers that would run other code than this process, or cannot import it."""
+
+    def version() -> str:  # inside: it travels as code, so that any version can be asked
+        import dbksvd_dask
+
+        return dbksvd_dask.__version__
+
+    own = version()
+    for worker, found in sorted(client.run(version, workers=workers, on_error="return").items()):
+        if isinstance(found, ImportError):
+            raise ClusterError(
+                f"the worker at {worker} cannot import dbksvd-dask ({found}); install it there, for example with "
+                f"`pip install dbksvd-dask=={own}`"
+            )
+        if isinstance(found, str) and found != own:
+            raise ClusterError(
+                f"the worker at {worker} has dbksvd-dask {found}, this process {own}; install one version on both"
+            )
 
 
 def _wait(client: Any, result: Any, watched: list[Any], on_task: Callable[[], None] | None) -> Any:

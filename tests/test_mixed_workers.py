@@ -9,10 +9,11 @@ import warnings
 
 import pytest
 
-from dbksvd_dask import running
-from dbksvd_dask.errors import MixedArithmeticWarning
+from dbksvd_dask import cluster, running
+from dbksvd_dask.errors import ClusterError, MixedArithmeticWarning
 from dbksvd_dask.kernels.blas import arithmetic
 from tests import clusters
+from tests.jobs import made_up
 
 pytestmark = pytest.mark.cluster
 
@@ -64,3 +65,51 @@ def test_arithmetic_tells_kernels_apart():
         for kind, cpu in (("Nehalem", ""), ("Sandybridge", ""), ("Nehalem", "generic"))
     }
     assert len(found) == 3
+
+
+@pytest.fixture
+def plain():
+    """A client of a cluster with one worker, a process of its own."""
+    with cluster.connect(workers=1) as client:
+        yield client
+
+
+def pretend(version):
+    """In a worker: be of another version; None: without the package."""
+    import sys
+
+    import dbksvd_dask
+
+    if version is None:
+        sys.modules["dbksvd_dask"] = None
+    else:
+        dbksvd_dask.__version__ = version
+
+
+@pytest.mark.parametrize(
+    ("version", "message"),
+    [
+        ("0.0.9", r"worker at tcp://.* has dbksvd-dask 0.0.9, this process"),
+        (None, r"worker at tcp://.* cannot import dbksvd-dask .*pip install"),
+    ],
+)
+def test_workers_with_another_version_of_the_package_are_refused_by_name(plain, version, message):
+    plain.run(pretend, version)
+    with pytest.raises(ClusterError, match=message):
+        clusters.fit(made_up(400, 8), n_atoms=8, k=2)
+
+
+def test_workers_of_another_numpy_are_warned_about(plain):
+    """One worker of another version joins one of this: both are named."""
+    plain.run(setattr_numpy, "1.99.9")
+    plain.cluster.scale(2)
+    plain.wait_for_workers(2, timeout=120)
+    with pytest.warns(MixedArithmeticWarning, match=r"numpy 1\.99\.9"):
+        running.warn_of_mixed_arithmetic(plain)
+
+
+def setattr_numpy(version):
+    """In a worker: pretend that numpy is of another version."""
+    import numpy as np
+
+    np.__version__ = version

@@ -20,9 +20,7 @@ from dbksvd_dask import errors
 from dbksvd_dask.safe_text import printable, redacted, redacted_values
 from dbksvd_dask.store.activations import open_rows
 from tests.cli_helpers import fails, run
-from tests.store_helpers import make_store, skip_fsync
-
-__all__ = ["skip_fsync"]
+from tests.store_helpers import make_store
 
 PASSWORD = "hunter2-very-secret"
 
@@ -52,7 +50,7 @@ def test_credentials_of_urls_are_left_out(text, expected):
     }
 
 
-KINDS = [e for e in vars(errors).values() if isinstance(e, type) and issubclass(e, Exception)]
+KINDS = [e for e in vars(errors).values() if isinstance(e, type) and issubclass(e, errors.DBKSVDError)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -149,7 +147,7 @@ def test_a_password_in_the_url_of_a_store_is_nowhere_to_be_found(guarded, tmp_pa
         ("info", codes, "--json"),
         ("info", f"{guarded}-nowhere"),
         ("-v", "info", f"{guarded}-nowhere"),
-        ("import", guarded, imported),
+        ("import", guarded, mixed),
         ("import", guarded, out / "other", "--array", "nonsense"),
         ("fit", f"{guarded}/activations/c.0.0", out / "other", "--n-atoms", 8, "--k", 2),
     ):
