@@ -24,7 +24,7 @@ import xarray as xr
 import zarr
 
 import dbksvd_dask
-from dbksvd_dask.errors import MismatchError, StoreError
+from dbksvd_dask.errors import MismatchError, StoreError, brief
 from dbksvd_dask.reprs import dictionary_html
 from dbksvd_dask.store import remote
 from dbksvd_dask.store.atomic import aside, fsync_path, publish
@@ -230,7 +230,7 @@ def _open(where: str) -> Dictionary:
     except (KeyError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError, OSError) as error:
         if isinstance(error, StoreError | MismatchError):
             raise
-        raise StoreError(f"{where} cannot be read as a dictionary: {error}; it may be truncated") from error
+        raise StoreError(f"{where} cannot be read as a dictionary: {brief(error)}; it may be truncated") from error
 
 
 def verify_dictionary(path: PathLike) -> int:
