@@ -165,15 +165,15 @@ class EncodeJob:
             This run will do all of it. With `force`: throw away an unfinished one of other parameters, which must
             not be done while other processes may be at work on it.
         """
-        begun = CodesWriter.begun(self.path)
-        if begun is not None:
-            try:
+        try:
+            begun = CodesWriter.begun(self.path)
+            if begun is not None:
                 self.plan.require_same(begun.plan, f"the unfinished encode at {begun.work}")
-            except MismatchError:
-                if not (self.force and begin_again):
-                    raise
-                remote.remove(begun.work)
-                begun = None
+        except (MismatchError, StoreError):
+            if not (self.force and begin_again):
+                raise
+            remote.remove(self.writer.work)
+            begun = None
         if begun is None:
             self._require_place(self.plan.n_samples if begin_again else 0)
             with atomic.explain_full_disk(self.writer.work):

@@ -7,6 +7,16 @@ from typing import Any
 
 from dbksvd_dask.safe_text import redacted
 
+REASON_LENGTH = 200  # a library may quote a whole file in its error
+
+
+def brief(error: BaseException) -> str:
+    """Say what went wrong in one line of limited length, for a message of ours that quotes another's."""
+    if isinstance(error, KeyError):
+        return f"{error} is missing"
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= REASON_LENGTH else f"{text[:REASON_LENGTH]}..."
+
 
 class DBKSVDError(Exception):
     """Base class of every error this package raises on purpose; credentials of URLs are left out of messages."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dbksvd_dask.errors import InputError, MismatchError
+from dbksvd_dask.errors import InputError, MismatchError, StoreError
 from dbksvd_dask.events import Callback, JobProgress, emit
 from dbksvd_dask.importers import Collection, Hints
 from dbksvd_dask.importers.selection import Rules, Selection
@@ -179,7 +179,7 @@ class ImportJob:
             return
         described = remote.join(self._scan_folder, "job.json")
         if remote.exists(described):
-            if atomic.read_json(described) == job:
+            if self._scan_begun_with(described) == job:
                 self._scanning = True
                 return
             if not self.force:
@@ -190,8 +190,16 @@ class ImportJob:
         remote.remove(self._scan_folder)
         if not remote.is_remote(self._scan_folder):
             os.makedirs(self._scan_folder)
-        atomic.write_json(described, job)
+        atomic.write_sealed(described, job)
         self._scanning = True
+
+    def _scan_begun_with(self, described: str) -> dict[str, Any] | None:
+        try:
+            return atomic.read_sealed(described)
+        except StoreError:
+            if not self.force:
+                raise
+            return None
 
     def _begin_store(self, job: dict[str, Any]) -> ActivationWriter:
         def begin(resume: bool) -> ActivationWriter:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from dbksvd_dask.errors import MismatchError
+from dbksvd_dask.errors import MismatchError, StoreError
 
 T = TypeVar("T")
 
@@ -89,13 +89,14 @@ def begin_or_go_on(begin: Callable[[bool], T], force: bool) -> T:
     Parameters
     ----------
     begin : callable
-        Given whether to resume; raises `MismatchError` when there is something else to resume.
+        Given whether to resume; raises `MismatchError` when there is something else to resume, `StoreError` when
+        it is damaged.
     force : bool
         Whether other work may be replaced.
     """
     try:
         return begin(True)
-    except MismatchError:
+    except (MismatchError, StoreError):
         if not force:
             raise
         return begin(False)

@@ -134,8 +134,8 @@ class ShuffleJob:
         """Begin the new store and the scratch folder, or go on with those that were begun."""
         require_free(self.path, self.force)
         job = self._identity()
-        begun = remote.exists(os.path.join(self.scratch, "job.json"))
-        if begun and atomic.read_json(os.path.join(self.scratch, "job.json")) != job:
+        begun = remote.exists(self._job_file)
+        if begun and self._begun_with() != job:
             if not self.force:
                 raise MismatchError(
                     f"an unfinished shuffle to {self.path} was begun with another store, seed or size; use the "
@@ -151,10 +151,31 @@ class ShuffleJob:
             require_room(self.path, self.plan.n_samples, self.plan.chunk_rows, row_bytes, beside)
         with atomic.explain_full_disk(self.scratch):
             os.makedirs(self.scratch, exist_ok=True)
-            atomic.write_json(os.path.join(self.scratch, "job.json"), job)
+            atomic.write_sealed(self._job_file, job)
         with atomic.explain_full_disk(atomic.aside(self.path)):
             self._writer = self._begin_store(job)
+        self._recheck_means(self._writer)
         return self._writer
+
+    @property
+    def _job_file(self) -> str:
+        return os.path.join(self.scratch, "job.json")
+
+    def _begun_with(self) -> dict[str, Any] | None:
+        try:
+            return atomic.read_sealed(self._job_file)
+        except StoreError:
+            if not self.force:
+                raise
+            return None
+
+    def _recheck_means(self, writer: ActivationWriter) -> None:
+        """Count chunks whose sums cannot be read as not written; a chunk that is written always has its sums."""
+        for chunk in [] if writer.complete else writer.done():
+            try:
+                self._means.read(chunk)
+            except StoreError:
+                writer.forget(chunk)
 
     def _identity(self) -> dict[str, Any]:
         """Describe what is shuffled and how, so that another run can tell whether it is the same."""

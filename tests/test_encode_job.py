@@ -395,7 +395,7 @@ def test_codes_of_another_version_are_refused(whole):
     head = json.loads((whole / "zarr.json").read_text())
     head["attributes"]["format_version"] = 7
     (whole / "zarr.json").write_text(json.dumps(head))
-    with pytest.raises(MismatchError, match=r"has dbksvd-codes version 7, .* which reads version 1"):
+    with pytest.raises(MismatchError, match=r"has dbksvd-codes version 7, .* which reads version 2"):
         open_codes(whole)
 
 

@@ -98,6 +98,7 @@ def test_grid_search_over_a_pipeline_and_alone(clusters):
     assert alone.best_params_ == {"k": 4}  # more atoms per sample explain more
 
 
+@pytest.mark.cluster
 def test_grid_search_gives_the_same_in_worker_processes(clusters):
     Y, _ = clusters
     grid = {"k": [1, 2]}

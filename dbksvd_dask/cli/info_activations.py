@@ -23,7 +23,7 @@ def describe_unfinished(path: str, verify: bool) -> dict[str, Any] | None:
         raise InputError(
             f"{path} is unfinished and cannot be verified yet; finish it with the command it began with"
         )
-    plan = StorePlan.from_json(atomic.read_json(begun))
+    plan = StorePlan.read(begun)
     done = len(atomic.Ledger(remote.join(path, PARTS), "chunk").parts())
     total = None if plan.n_samples is None else -(-plan.n_samples // plan.chunk_rows)
     return {

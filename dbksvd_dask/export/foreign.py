@@ -6,18 +6,20 @@ It is turned and normalised here, and what was done is logged and kept in `Dicti
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dbksvd_dask.errors import InputError, StoreError
+from dbksvd_dask.errors import DBKSVDError, InputError, StoreError, brief
 from dbksvd_dask.export.check import UNIT_TOLERANCE
 from dbksvd_dask.export.saelens import CONFIG, WEIGHTS
 from dbksvd_dask.params import check_choice, check_k
@@ -125,7 +127,7 @@ def _load_npy(where: str) -> npt.NDArray[Any]:
     try:
         return np.asarray(np.load(where, allow_pickle=False))
     except (ValueError, EOFError) as error:
-        raise StoreError(f"{where} cannot be read as a .npy file: {error}") from error
+        raise StoreError(f"{where} cannot be read as a .npy file: {brief(error)}") from error
 
 
 def _floats(array: npt.NDArray[Any], where: str) -> npt.NDArray[Any]:
@@ -150,16 +152,16 @@ def read_safetensors(path: PathLike) -> dict[str, npt.NDArray[Any]]:
     dict of name to ndarray
     """
     where = os.fspath(path)
-    with open(where, "rb") as file:
-        content = memoryview(file.read())
     try:
+        content = memoryview(Path(where).read_bytes())
         (length,) = struct.unpack("<Q", content[:8])
         header: dict[str, Any] = json.loads(bytes(content[8 : 8 + length]))
         header.pop("__metadata__", None)
         body = content[8 + length :]
         return {name: _tensor(body, entry, where) for name, entry in header.items() if entry["dtype"] in _DTYPES}
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StoreError(f"{where} is not a readable safetensors file ({error}); it may be truncated") from error
+    except (struct.error, ValueError, LookupError, TypeError, AttributeError, RecursionError, OSError) as error:
+        reason = brief(error)
+        raise StoreError(f"{where} is not a readable safetensors file ({reason}); it may be truncated") from error
 
 
 def _tensor(body: memoryview, entry: Mapping[str, Any], where: str) -> npt.NDArray[Any]:
@@ -188,7 +190,23 @@ def _from_tensors(where: str) -> _Found:
 
 def _from_saelens(where: str) -> _Found:
     """Read a SAELens folder of any architecture; the stacked form of our own export is folded back."""
-    config = read_json(os.path.join(where, CONFIG))
+    with _explained(os.path.join(where, CONFIG)) as config:
+        return _saelens_found(where, config)
+
+
+@contextlib.contextmanager
+def _explained(file: str) -> Iterator[Any]:
+    """Give a configuration; what it says in an unexpected form is an error that names the file."""
+    config = read_json(file)
+    try:
+        yield config
+    except (LookupError, TypeError, AttributeError, ArithmeticError, ValueError) as error:
+        if isinstance(error, DBKSVDError):
+            raise
+        raise StoreError(f"{file} is not a configuration that can be used: {brief(error)}") from error
+
+
+def _saelens_found(where: str, config: Mapping[str, Any]) -> _Found:
     weights = os.path.join(where, WEIGHTS)
     if not os.path.exists(weights):
         raise StoreError(f"{where} holds {CONFIG} but no {WEIGHTS}; it is not a whole SAELens folder")
@@ -232,11 +250,11 @@ def _unstacked(W: npt.NDArray[Any], where: str) -> npt.NDArray[Any]:
 
 def _from_huggingface(where: str) -> _Found:
     """Read a folder written by `export_huggingface`."""
-    config = read_json(os.path.join(where, HF_CONFIG))
-    found = _from_tensors(os.path.join(where, HF_WEIGHTS))
-    found.params, found.iteration = dict(config["params"]), int(config["iteration"])
-    found.about = {"format": "huggingface", "repo_id": config.get("repo_id")}
-    return found
+    with _explained(os.path.join(where, HF_CONFIG)) as config:
+        found = _from_tensors(os.path.join(where, HF_WEIGHTS))
+        found.params, found.iteration = dict(config["params"]), int(config["iteration"])
+        found.about = {"format": "huggingface", "repo_id": config.get("repo_id")}
+        return found
 
 
 # ------------------------------------------------------------------------------------------ turn, normalise

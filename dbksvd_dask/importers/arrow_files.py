@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dbksvd_dask.errors import InputError, StoreError
+from dbksvd_dask.errors import InputError, StoreError, brief
 from dbksvd_dask.importers.base import Array, ArrayInfo, Cursor, Hints, SourceFile, forget_pages
 
 # decoded at once from Parquet; Arrow needs several times as much while it does
@@ -139,7 +139,7 @@ class IpcFile(_ArrowSource):
         except self._damage as error:
             if isinstance(error, StoreError):
                 raise
-            raise StoreError(f"{path} is not a readable Arrow file, or truncated: {error}") from error
+            raise StoreError(f"{path} is not a readable Arrow file, or truncated: {brief(error)}") from error
         self.close()
 
     def _open(self, columns: Sequence[int] = ()) -> Any:
@@ -186,7 +186,9 @@ class IpcFile(_ArrowSource):
                 place.column.validate()  # Arrow trusts offsets and ends the process where they are wrong
             except self._damage as error:
                 first = int(self._starts[batch])
-                raise StoreError(f"{self.path} cannot be read after entry {first} of {name}: {error}") from error
+                raise StoreError(
+                    f"{self.path} cannot be read after entry {first} of {name}: {brief(error)}"
+                ) from error
             place.batch = batch
         return place.column
 
@@ -232,7 +234,7 @@ class ParquetFile(_ArrowSource):
                 path, pre_buffer=False, buffer_size=BLOCK_BYTES, page_checksum_verification=True
             )
         except self._damage as error:
-            raise StoreError(f"{path} is not a readable Parquet file, or truncated: {error}") from error
+            raise StoreError(f"{path} is not a readable Parquet file, or truncated: {brief(error)}") from error
         metadata = self._file.metadata
         sizes = [metadata.row_group(g).num_rows for g in range(metadata.num_row_groups)]
         if sum(sizes) != metadata.num_rows or any(n < 0 for n in sizes):
@@ -254,7 +256,9 @@ class ParquetFile(_ArrowSource):
                 yield batch.column(0)
                 entry += batch.num_rows
         except self._damage as error:
-            raise StoreError(f"{self.path} cannot be read after entry {entry} of {name}: {error}") from error
+            raise StoreError(
+                f"{self.path} cannot be read after entry {entry} of {name}: {brief(error)}"
+            ) from error
 
     def _blocks(self, name: str, entry: int) -> Iterator[tuple[int, Array]]:
         info = self.arrays[name]

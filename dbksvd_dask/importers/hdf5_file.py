@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dbksvd_dask.errors import InputError, StoreError
+from dbksvd_dask.errors import InputError, StoreError, brief
 from dbksvd_dask.importers.base import Array, ArrayInfo, Hints, SourceFile, numeric_name, readable
 
 # what h5py raises when the file contradicts itself
@@ -27,7 +27,7 @@ class Hdf5File(SourceFile):
         try:
             self._file = h5py.File(path, "r")
         except OSError as error:
-            raise StoreError(f"{path} is not a readable HDF5 file: {error}") from error
+            raise StoreError(f"{path} is not a readable HDF5 file: {brief(error)}") from error
 
         def visit(name: str, node: Any) -> None:
             if not isinstance(name, str):  # bytes, where the name is not UTF-8
@@ -41,7 +41,7 @@ class Hdf5File(SourceFile):
             self._file.visititems(visit)
             self._add_indirect()
         except _DAMAGE as error:
-            raise StoreError(f"{path} is not a readable HDF5 file, or damaged: {error}") from error
+            raise StoreError(f"{path} is not a readable HDF5 file, or damaged: {brief(error)}") from error
 
     @property
     def outside(self) -> dict[str, str]:
@@ -69,7 +69,9 @@ class Hdf5File(SourceFile):
         try:
             block: Array = np.asarray(self._file[name][start:stop])
         except _DAMAGE as error:
-            raise StoreError(f"{self.path}: rows {start} to {stop} of {name} cannot be read: {error}") from error
+            raise StoreError(
+                f"{self.path}: rows {start} to {stop} of {name} cannot be read: {brief(error)}"
+            ) from error
         block = block.view(readable(block.dtype))
         return block.astype(block.dtype.newbyteorder("="), copy=False)
 

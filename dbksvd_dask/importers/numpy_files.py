@@ -12,7 +12,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from dbksvd_dask.errors import InputError, StoreError
+from dbksvd_dask.errors import InputError, StoreError, brief
 from dbksvd_dask.importers.base import (
     Array,
     ArrayInfo,
@@ -48,7 +48,7 @@ def read_header(file: IO[bytes], path: str) -> tuple[tuple[int, ...], bool, np.d
             raise ValueError(f"its shape is {shape}")
     except (*_UNPACKING, ValueError, KeyError, TypeError, SyntaxError, tokenize.TokenError) as error:
         size = f", {os.path.getsize(path)} bytes" if os.path.exists(path) else ""
-        raise StoreError(f"{path} is not a readable .npy file{size}: {error}") from error
+        raise StoreError(f"{path} is not a readable .npy file{size}: {brief(error)}") from error
     return shape, fortran, dtype
 
 
@@ -102,7 +102,7 @@ class NpzFile(SourceFile):
         try:
             self._zip = zipfile.ZipFile(path)
         except _UNPACKING as error:
-            raise StoreError(f"{path} is not a readable .npz file: {error}") from error
+            raise StoreError(f"{path} is not a readable .npz file: {brief(error)}") from error
         for member in self._zip.infolist():
             if member.filename.endswith(".npy"):
                 self._add(member)
@@ -117,7 +117,7 @@ class NpzFile(SourceFile):
         except _UNPACKING as error:
             if isinstance(error, StoreError):
                 raise
-            raise StoreError(f"{label} cannot be read: {error}") from error
+            raise StoreError(f"{label} cannot be read: {brief(error)}") from error
         self.arrays[name] = ArrayInfo(shape, numeric_name(dtype))
         bits = readable(dtype)
         if not _is_plain(dtype):
@@ -149,7 +149,7 @@ class NpzFile(SourceFile):
                 try:
                     content = stream.read(n * item)
                 except _UNPACKING as error:
-                    raise StoreError(f"{label} cannot be read: {error}") from error
+                    raise StoreError(f"{label} cannot be read: {brief(error)}") from error
                 if len(content) != n * item:
                     raise StoreError(f"{label} is truncated: it ends in row {first + len(content) // item}")
                 block = np.frombuffer(content, dtype).reshape(n, *shape[1:])
@@ -160,7 +160,7 @@ class NpzFile(SourceFile):
             with self._zip.open(member) as stream:
                 whole = np.lib.format.read_array(stream, allow_pickle=False)
         except (*_UNPACKING, ValueError) as error:
-            raise StoreError(f"{self.path}:{member.filename} cannot be read: {error}") from error
+            raise StoreError(f"{self.path}:{member.filename} cannot be read: {brief(error)}") from error
         block = np.ascontiguousarray(whole).view(dtype)
         yield 0, block.astype(dtype.newbyteorder("="), copy=False)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dbksvd_dask.errors import StoreError
+from dbksvd_dask.errors import StoreError, brief
 from dbksvd_dask.importers.base import Hints, Region, RegionFile, SourceFile
 from dbksvd_dask.store.dtypes import BFLOAT16
 
@@ -42,7 +42,7 @@ def open_safetensors(path: str, hints: Hints) -> SourceFile:
         try:
             header = json.loads(file.read(length))
         except ValueError as error:
-            raise StoreError(f"{path} is not a readable safetensors file: {error}") from error
+            raise StoreError(f"{path} is not a readable safetensors file: {brief(error)}") from error
     if not isinstance(header, dict):
         raise StoreError(f"{path} is not a readable safetensors file: its header is not a table of tensors")
     regions = {}

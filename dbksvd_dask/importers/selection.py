@@ -7,6 +7,7 @@ block, leaves its findings on disk and can be interrupted like the import itself
 from __future__ import annotations
 
 import io
+import zlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -114,7 +115,7 @@ class Selection:
             Called with the number of blocks that are done.
         """
         ledger = atomic.Ledger(self.folder, "block")
-        missing = ledger.missing(self.n_blocks)
+        missing = [block for block in range(self.n_blocks) if not self._is_scanned(ledger, block)]
         for count, block in enumerate(missing):
             ledger.mark(block, self._scan_block(block))
             if on_block is not None:
@@ -123,10 +124,20 @@ class Selection:
             self._gather([ledger.read(block) for block in range(self.n_blocks)])
         return len(missing)
 
+    def _is_scanned(self, ledger: atomic.Ledger, block: int) -> bool:
+        """Tell whether the findings of a block are there as they were written."""
+        try:
+            checksums = ledger.read(block)["crc32"]
+            found = {name: zlib.crc32(remote.read_bytes(remote.join(self.folder, name))) for name in checksums}
+        except OSError:  # of a part that was not done, or is damaged
+            return False
+        return bool(found == checksums)
+
     def _scan_block(self, block: int) -> dict[str, Any]:
         start = block * self.block_rows
         stop = min(start + self.block_rows, self.rows.n_rows)
         keep, dropped = self._cheap_rules(start, stop)
+        written: dict[str, int] = {}
         if self.rules.reads_rows:
             rows = self.rows.read(start, stop)
             bad = nonfinite_rows(rows, self.rows.dtype)
@@ -136,9 +147,9 @@ class Selection:
             if self.rules.drop_outliers is not None:
                 norms = row_norms(rows, self.rows.dtype)
                 norms[bad] = np.nan  # the norm of an infinite row; that of a finite one may overflow to infinity
-                self._save(f"norms-{block:08d}.npy", np.where(keep, norms, np.float32(-1)))
-        self._save(f"keep-{block:08d}.npy", np.packbits(keep))
-        return {"kept": int(keep.sum()), "dropped": dropped}
+                written |= self._save(f"norms-{block:08d}.npy", np.where(keep, norms, np.float32(-1)))
+        written |= self._save(f"keep-{block:08d}.npy", np.packbits(keep))
+        return {"kept": int(keep.sum()), "dropped": dropped, "crc32": written}
 
     def _cheap_rules(self, start: int, stop: int) -> tuple[Mask, dict[str, int]]:
         keep = np.ones(stop - start, bool)
@@ -183,10 +194,12 @@ class Selection:
             keep &= ~(self._norms(block) > self._limit)
         return keep
 
-    def _save(self, name: str, array: npt.NDArray[Any]) -> None:
+    def _save(self, name: str, array: npt.NDArray[Any]) -> dict[str, int]:
+        """Write a finding; return its name and checksum."""
         content = io.BytesIO()
         np.save(content, array, allow_pickle=False)
         atomic.write_bytes(remote.join(self.folder, name), content.getvalue())
+        return {name: zlib.crc32(content.getvalue())}
 
     def _load(self, name: str) -> npt.NDArray[Any]:
         content = remote.read_bytes(remote.join(self.folder, name))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import zarr
 
-from dbksvd_dask.errors import StoreError
+from dbksvd_dask.errors import StoreError, brief
 from dbksvd_dask.importers.base import Array, ArrayInfo, Hints, SourceFile, numeric_name, readable
 from dbksvd_dask.importers.identity import fold, of_folder, of_remote
 from dbksvd_dask.store import remote
@@ -47,7 +47,7 @@ class ZarrFile(SourceFile):
             block = np.asarray(self._arrays[name][start:stop])
         except Exception as error:  # a codec may fail with anything
             what = f"entries {start} to {stop} of `{name}` in {self.path}"
-            raise StoreError(f"{what} cannot be read: {error}") from error
+            raise StoreError(f"{what} cannot be read: {brief(error)}") from error
         block = block.view(readable(block.dtype))
         return block.astype(block.dtype.newbyteorder("="), copy=False)
 

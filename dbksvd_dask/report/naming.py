@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dbksvd_dask.errors import InputError, MismatchError, StoreError
+from dbksvd_dask.errors import InputError, MismatchError, StoreError, brief
 from dbksvd_dask.evaluate.autointerp import KeywordExplainer
 from dbksvd_dask.report.samples import Samples
 
@@ -49,8 +49,15 @@ def read_explanations(given: Any, n_atoms: int) -> dict[int, Explanation]:
     if isinstance(given, Mapping) and "interpretations" in given:
         given = given["interpretations"]
     records = getattr(given, "interpretations", given)
-    pairs = _from_mapping(records) if isinstance(records, Mapping) else _from_records(records)
-    found = dict(pairs)
+    try:
+        found = dict(_from_mapping(records) if isinstance(records, Mapping) else _from_records(records))
+    except (TypeError, ValueError, OverflowError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            f"explanations are not in a form that can be read ({brief(error)}); need a list of atom, explanation "
+            "and score"
+        ) from error
     wrong = [atom for atom in found if not 0 <= atom < n_atoms]
     if wrong:
         raise MismatchError(
@@ -103,8 +110,10 @@ def _read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise InputError(f"{path} is not JSON ({error}); need a list of atom, explanation and score") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(
+            f"{path} is not JSON ({brief(error)}); need a list of atom, explanation and score"
+        ) from error
 
 
 def _from_mapping(given: Mapping[Any, Any]) -> Iterable[tuple[int, Explanation]]:

@@ -19,6 +19,8 @@ from dbksvd_dask.store.rows import RowReader, open_aligned
 
 # A text longer than this is cut around its token, or after so many characters: a page is no archive.
 MAX_CHARACTERS = 600
+# Classes beyond this are no classes, where they have no names.
+MAX_NAMES = 100_000
 # Beyond this many samples nobody asks which of them are nearly the same.
 MAX_GROUPED = 50_000_000
 Ids = NDArray[np.int64]
@@ -49,7 +51,9 @@ class Samples:
         reader = open_aligned(self.store, "category")
         values = reader.read(0, self.n_samples).ravel().astype(np.int64)
         highest = int(values.max(initial=0))
-        names = [str(name) for name in reader.attributes.get("names", range(highest + 1))]
+        stated = reader.attributes.get("names")
+        known = stated if isinstance(stated, list) else range(min(highest, MAX_NAMES) + 1)
+        names = [str(name) for name in known]
         return (values, names) if values.min(initial=0) >= 0 and highest < len(names) else None
 
     def groups(self) -> NDArray[np.int64] | None:
@@ -181,13 +185,32 @@ class TokenSamples(Samples):
 
     def tokens(self, ids: Ids) -> Tokens:
         """Text and characters of some samples, increasing."""
-        return Tokens(**{name: read_rows(r, ids).ravel().astype(np.int64) for name, r in self._columns.items()})
+        found = {name: read_rows(r, ids).ravel().astype(np.int64) for name, r in self._columns.items()}
+        wrong = np.flatnonzero((found["text"] < 0) | (found["start"] < 0) | (found["end"] < found["start"]))
+        if wrong.size:
+            i = int(wrong[0])
+            raise StoreError(
+                f"sample {int(ids[i])} of {self.store} is characters {found['start'][i]} to {found['end'][i]} of "
+                f"text {found['text'][i]}, which cannot be; restore the store or write it again"
+            )
+        return Tokens(**found)
+
+    def _whole_texts(self, ids: Ids, tokens: Tokens) -> dict[int, str]:
+        """The texts that some tokens stand in, by number; refused where a text ends before its token does."""
+        numbers = np.unique(tokens.text)
+        whole = dict(zip(numbers.tolist(), pick_texts(self._texts, numbers), strict=True))
+        for i, (text, end) in enumerate(zip(tokens.text.tolist(), tokens.end.tolist(), strict=True)):
+            if end > len(whole[text]):
+                raise InputError(
+                    f"sample {int(ids[i])} of {self.store} ends at character {end} of text {text}, which has "
+                    f"{len(whole[text])}; give the texts that were written with the store"
+                )
+        return whole
 
     def place(self, ids: Ids) -> PlacedTokens:
         """Pieces of text that hold some samples, and where each sample stands in its piece."""
         tokens = self.tokens(ids)
-        numbers = np.unique(tokens.text)
-        whole = dict(zip(numbers.tolist(), pick_texts(self._texts, numbers), strict=True))
+        whole = self._whole_texts(ids, tokens)
         texts = [text for text in whole.values() if len(text) <= MAX_CHARACTERS]
         short = {t: i for i, t in enumerate(t for t, text in whole.items() if len(text) <= MAX_CHARACTERS)}
         text, shift = np.zeros(len(ids), np.int64), np.zeros(len(ids), np.int64)
@@ -214,9 +237,8 @@ class TokenSamples(Samples):
     def words(self, ids: Ids) -> list[str]:
         """The whole word around each token."""
         tokens = self.tokens(ids)
-        numbers, place = np.unique(tokens.text, return_inverse=True)
-        whole = pick_texts(self._texts, numbers)
-        spans = zip(place.tolist(), tokens.start.tolist(), tokens.end.tolist(), strict=True)
+        whole = self._whole_texts(ids, tokens)
+        spans = zip(tokens.text.tolist(), tokens.start.tolist(), tokens.end.tolist(), strict=True)
         return [_word(whole[t], a, b) for t, a, b in spans]
 
 

@@ -16,17 +16,19 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dbksvd_dask.errors import StoreError
+from dbksvd_dask.errors import StoreError, brief
 from dbksvd_dask.store import remote
 from dbksvd_dask.store.remote import PathLike
 
 PARTIAL_SUFFIX = ".partial"
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM)
+SEAL = "seal"  # the checksum in a JSON file that a job depends on
 _COUNTER = itertools.count()
 
 
@@ -181,8 +183,38 @@ def read_json(path: PathLike) -> Any:
         return json.loads(remote.read_bytes(path))
     except FileNotFoundError as error:
         raise StoreError(f"no file at {path}") from error
-    except ValueError as error:
-        raise StoreError(f"{path} is damaged: it is not JSON ({error})") from error
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror or brief(error)}") from error
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"{path} is damaged: it is not JSON ({brief(error)})") from error
+
+
+def write_sealed(path: PathLike, content: Mapping[str, Any], *, durable: bool = True) -> None:
+    """Write what a job must remember as JSON with a checksum: numbers that changed look like numbers."""
+    write_json(path, {**content, SEAL: _seal(content)}, durable=durable)
+
+
+def read_sealed(path: PathLike) -> dict[str, Any]:
+    """Read what `write_sealed` wrote.
+
+    Raises
+    ------
+    StoreError
+        When it is missing, is not JSON or is not what was written.
+    """
+    found = read_json(path)
+    content = {name: value for name, value in found.items() if name != SEAL} if isinstance(found, dict) else {}
+    if not isinstance(found, dict) or found.get(SEAL) != _seal(content):
+        raise StoreError(
+            f"{path} is damaged: it is not what was written; remove it to do this part again, or begin again "
+            "with --force"
+        )
+    return content
+
+
+def _seal(content: Mapping[str, Any]) -> int:
+    plain = json.loads(json.dumps(content))  # as it will be read: names are texts, tuples are lists
+    return zlib.crc32(json.dumps(plain, sort_keys=True).encode())
 
 
 def aside(path: PathLike) -> str:
@@ -330,14 +362,15 @@ class Ledger:
         self.prefix = prefix
         self.durable = durable
 
-    def _name(self, part: int) -> str:
-        return f"{self.prefix}-{part:08d}.json"
+    def file(self, part: int) -> str:
+        """Return the path of the marker of a part."""
+        return remote.join(self.folder, f"{self.prefix}-{part:08d}.json")
 
     def mark(self, part: int, content: dict[str, Any]) -> None:
         """Note that a part is done; `content` is kept with it."""
         if not remote.is_remote(self.folder):
             os.makedirs(self.folder, exist_ok=True)
-        write_json(remote.join(self.folder, self._name(part)), content, durable=self.durable)
+        write_sealed(self.file(part), content, durable=self.durable)
 
     def parts(self) -> list[int]:
         """Return the numbers of the parts that are done, ascending."""
@@ -348,12 +381,11 @@ class Ledger:
 
     def read(self, part: int) -> dict[str, Any]:
         """Return what was kept with a part."""
-        content: dict[str, Any] = read_json(remote.join(self.folder, self._name(part)))
-        return content
+        return read_sealed(self.file(part))
 
     def unmark(self, part: int) -> None:
         """Take the marker of a part back."""
-        remote.remove(remote.join(self.folder, self._name(part)))
+        remote.remove(self.file(part))
 
     def missing(self, n_parts: int) -> list[int]:
         """Return the parts of 0..n_parts-1 that are not done."""

@@ -19,14 +19,14 @@ import numpy.typing as npt
 import zarr
 
 import dbksvd_dask
-from dbksvd_dask.errors import JobError, MismatchError, StoreError
+from dbksvd_dask.errors import JobError, MismatchError, StoreError, brief
 from dbksvd_dask.metrics import merge_moments
 from dbksvd_dask.safe_text import redacted_values
 from dbksvd_dask.store import atomic, remote
 from dbksvd_dask.store.code_sums import CodeSums
 from dbksvd_dask.store.codes import CODES_FORMAT, CODES_VERSION, STATISTIC_DIMS, STATISTICS, statistics_checksums
 from dbksvd_dask.store.dictionary import ATTRIBUTES_CRC, attributes_checksum
-from dbksvd_dask.store.layout import PARTS
+from dbksvd_dask.store.layout import PARTS, require_layout
 from dbksvd_dask.store.rows import CHECKSUMS
 
 ARRAYS = ("atom", "coefficient")
@@ -122,6 +122,14 @@ class CodesPlan:
         return {**out.pop("params"), **out}
 
     @classmethod
+    def read(cls, path: str) -> CodesPlan:
+        """Read the plan of a store that is being written."""
+        try:
+            return cls(**atomic.read_sealed(path))
+        except TypeError as error:
+            raise StoreError(f"{path} does not describe codes: {brief(error)}") from error
+
+    @classmethod
     def of_store(cls, attributes: dict[str, Any]) -> CodesPlan:
         """Give the plan of a finished store from its attributes."""
         names = ("n_samples", "n_features", "n_atoms", "chunk_rows", "n_top", "coefficient_dtype", "params")
@@ -167,7 +175,7 @@ class CodesWriter:
         described = remote.join(atomic.aside(path), PARTS, "plan.json")
         if not remote.exists(described):
             return None
-        return cls(path, CodesPlan(**atomic.read_json(described)))
+        return cls(path, CodesPlan.read(described))
 
     def begin(self) -> None:
         """Make the empty store aside, once, however many processes begin at the same time."""
@@ -187,7 +195,8 @@ class CodesWriter:
         if not remote.exists(remote.join(self._parts, "plan.json")):
             raise StoreError(f"{self.work} is in the way and is no unfinished encode; remove it")
 
-    def _create(self, folder: str) -> None:
+    def _head(self) -> dict[str, Any]:
+        """Attributes of the store while it is not complete."""
         plan = self.plan
         head = {
             "format": CODES_FORMAT,
@@ -205,9 +214,13 @@ class CodesWriter:
             "dictionary": {"fingerprint": plan.dictionary, **plan.about.get("dictionary", {})},
             "store": {"fingerprint": plan.store, **plan.about.get("store", {})},
         }
+        return redacted_values(head)
+
+    def _create(self, folder: str) -> None:
+        plan = self.plan
         with remote.explain_refusal(folder):
             store = remote.zarr_store(folder, read_only=False)
-            group = zarr.create_group(store=store, zarr_format=3, attributes=redacted_values(head))
+            group = zarr.create_group(store=store, zarr_format=3, attributes=self._head())
         for name, dtype in zip(ARRAYS, ("int32", plan.coefficient_dtype), strict=True):
             group.create_array(
                 name,
@@ -223,14 +236,20 @@ class CodesWriter:
             )
         if not remote.is_remote(folder):
             os.makedirs(remote.join(folder, PARTS), exist_ok=True)
-        atomic.write_json(remote.join(folder, PARTS, "plan.json"), asdict(plan))
+        atomic.write_sealed(remote.join(folder, PARTS, "plan.json"), asdict(plan))
 
     # -- units ----------------------------------------
 
     @property
     def complete(self) -> bool:
         """Tell whether everything is written and only the publishing is left."""
-        return bool(remote.open_zarr(self.work).attrs.get("complete"))
+        attributes = dict(remote.open_zarr(self.work).attrs)
+        if attributes.get("complete") and attributes.get(ATTRIBUTES_CRC) != attributes_checksum(attributes):
+            raise StoreError(
+                f"{remote.join(self.work, 'zarr.json')} is damaged: its attributes are not what was written; "
+                "begin again with --force"
+            )
+        return bool(attributes.get("complete"))
 
     def done(self) -> list[int]:
         """Return the units that are written."""
@@ -258,8 +277,7 @@ class CodesWriter:
             checksums.append([self._write_block(n, first + i, b) for n, b in zip(ARRAYS, blocks, strict=True)])
         atomic.write_bytes(self._sums_path(unit), sums.to_bytes())
         # not Ledger.mark, which makes its folder: a task that ends after the work was discarded must not
-        mark = remote.join(self._parts, self._ledger._name(unit))
-        atomic.write_json(mark, {"rows": len(atom), "crc32": checksums})
+        atomic.write_sealed(self._ledger.file(unit), {"rows": len(atom), "crc32": checksums})
         return UnitWritten(unit, len(atom))
 
     def _write_block(self, name: str, chunk: int, block: npt.NDArray[Any]) -> int:
@@ -267,6 +285,15 @@ class CodesWriter:
         # scratch files of a killed run stay in the folder that goes when the store is published
         atomic.write_bytes(remote.join(self.work, name, f"c.{chunk}.0"), block, pad, folder=self._parts)
         return zlib.crc32(block.reshape(-1).view(np.uint8).data)
+
+    def _sums(self, unit: int) -> CodeSums:
+        try:
+            return CodeSums.from_bytes(remote.read_bytes(self._sums_path(unit)))
+        except Exception as error:  # an archive may fail with anything
+            raise StoreError(
+                f"{self._sums_path(unit)} is damaged ({brief(error)}); remove {self._ledger.file(unit)} to encode "
+                "these samples again"
+            ) from error
 
     def _sums_path(self, unit: int) -> str:
         return remote.join(self._parts, f"sums-{unit:08d}.npz")
@@ -288,7 +315,7 @@ class CodesWriter:
 
     def note_parts(self, n_parts: int) -> None:
         """Remember in how many parts the job is done, for what `finish` says is missing."""
-        atomic.write_json(remote.join(self._parts, "split.json"), {"n_parts": n_parts})
+        atomic.write_sealed(remote.join(self._parts, "split.json"), {"n_parts": n_parts})
 
     def describe_missing(self) -> str:
         """Name what is not encoded, in parts if the job was split, and in samples."""
@@ -298,7 +325,7 @@ class CodesWriter:
         noted = remote.join(self._parts, "split.json")
         if not remote.exists(noted):
             return f"Chunks not encoded: {atomic.describe_parts(missing)} ({rows})"
-        n = atomic.read_json(noted)["n_parts"]
+        n = int(atomic.read_sealed(noted)["n_parts"])
         parts = [i for i in range(1, n + 1) if missing & set(self.plan.part_units(i, n))]
         return f"Parts not encoded: {atomic.describe_parts(parts)} of {n} ({rows})"
 
@@ -324,22 +351,35 @@ class CodesWriter:
     def _complete(self) -> None:
         units = range(self.plan.n_units)
         table = np.array([row for unit in units for row in self._ledger.read(unit)["crc32"]], np.uint32)
-        sums = merge_moments(CodeSums.from_bytes(remote.read_bytes(self._sums_path(unit))) for unit in units)
-        group = zarr.open_group(store=remote.zarr_store(self.work, read_only=False), mode="r+")
+        sums = merge_moments(self._sums(unit) for unit in units)
+        with remote.explain_metadata(self.work):
+            group = zarr.open_group(store=remote.zarr_store(self.work, read_only=False), mode="r+")
+        self._require_arrays(group)
         _put(group, CHECKSUMS, table, ("chunk", "array"), {"arrays": list(ARRAYS)})
         below = group.require_group(STATISTICS)
         gathered = statistics(sums)
         below.attrs.update({"l1_sum": sums.codes.l1_sum, CHECKSUMS: statistics_checksums(gathered)})
         for name, values in gathered.items():
             _put(below, name, values, STATISTIC_DIMS[name], {})
-        head = json.dumps(self.plan.identity(), sort_keys=True).encode()
-        content_id = hashlib.sha256(head + table.astype("<u4").tobytes()).hexdigest()[:32]
+        identity = json.dumps(self.plan.identity(), sort_keys=True).encode()
+        content_id = hashlib.sha256(identity + table.astype("<u4").tobytes()).hexdigest()[:32]
         added = {"metrics": sums.metrics(), "content_id": content_id}
-        checksum = attributes_checksum({**dict(group.attrs), **added, "complete": True})
-        group.attrs.update({**added, ATTRIBUTES_CRC: checksum})
+        # not what the unfinished store says of itself, which nothing has checked
+        head = {**self._head(), **added}
+        group.attrs.put({**head, ATTRIBUTES_CRC: attributes_checksum({**head, "complete": True})})
         if not remote.is_remote(self.work):
             _sync(self.work)
         group.attrs.update({"complete": True})
+
+    def _require_arrays(self, group: zarr.Group) -> None:
+        """Refuse to publish chunks under metadata that do not describe them."""
+        for name, dtype in zip(ARRAYS, ("int32", self.plan.coefficient_dtype), strict=True):
+            array, place = remote.get_array(self.work, group, name), remote.join(self.work, name)
+            if array is None or array.shape[0] != self.plan.n_samples:
+                raise StoreError(
+                    f"{place} is damaged: it is not the array it was begun as; begin again with --force"
+                )
+            require_layout(place, array, (self.plan.k,), np.dtype(dtype), self.plan.chunk_rows, True)
 
     def _sweep(self) -> None:
         """Remove markers, sums and whatever scratch files and folders a killed run left.

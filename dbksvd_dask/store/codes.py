@@ -41,7 +41,7 @@ from dbksvd_dask.store.remote import PathLike
 from dbksvd_dask.store.rows import CHECKSUMS, RowReader, open_aligned
 
 CODES_FORMAT = "dbksvd-codes"
-CODES_VERSION = 1
+CODES_VERSION = 2  # 2: checksums of the attributes and of the statistics
 STATISTICS = "statistics"
 COEFFICIENT_DTYPES = ("float32", "float16")
 
@@ -123,13 +123,12 @@ def _check_statistics(
     if not isinstance(own.get("l1_sum"), int | float):
         raise StoreError(f"{damaged}: it has no `l1_sum`; {advice}")
     n_atoms, n_samples = int(attributes["n_atoms"]), int(attributes["n_samples"])
-    expected = own.get(CHECKSUMS)  # stores of before have none
-    found = statistics_checksums(arrays)
+    expected, found = own.get(CHECKSUMS), statistics_checksums(arrays)
     for name, dims in STATISTIC_DIMS.items():
         array = arrays[name]
         if array.ndim != len(dims) or (dims[0] == "atom" and len(array) != n_atoms):
             raise StoreError(f"{damaged}: `{name}` has shape {array.shape} for {n_atoms} atoms; {advice}")
-        if isinstance(expected, dict) and expected.get(name) != found[name]:
+        if not isinstance(expected, dict) or expected.get(name) != found[name]:
             raise StoreError(f"{damaged}: `{name}` differs from its checksum; {advice}")
     top = arrays["top_sample"]
     if top.size and not -1 <= int(top.min()) <= int(top.max()) < n_samples:
@@ -213,7 +212,7 @@ def _checked(path: PathLike) -> tuple[str, dict[str, Any]]:
         raise StoreError(
             f"{text} is not finished; run `dbksvd encode` again, or with --finish if all parts are done"
         )
-    if attributes.get(ATTRIBUTES_CRC, checksum := attributes_checksum(attributes)) != checksum:  # older have none
+    if attributes.get(ATTRIBUTES_CRC) != attributes_checksum(attributes):
         raise StoreError(f"{text} is damaged: its attributes are not what was written; encode again")
     for name in ("n_atoms", "n_samples", "k"):
         value = attributes.get(name)

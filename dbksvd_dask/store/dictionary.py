@@ -24,7 +24,7 @@ import xarray as xr
 import zarr
 
 import dbksvd_dask
-from dbksvd_dask.errors import MismatchError, StoreError
+from dbksvd_dask.errors import MismatchError, StoreError, brief
 from dbksvd_dask.reprs import dictionary_html
 from dbksvd_dask.safe_text import redacted, redacted_values
 from dbksvd_dask.store import remote
@@ -231,7 +231,7 @@ def _open(where: str) -> Dictionary:
     except (KeyError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError, OSError) as error:
         if isinstance(error, StoreError | MismatchError):
             raise
-        raise StoreError(f"{where} cannot be read as a dictionary: {error}; it may be truncated") from error
+        raise StoreError(f"{where} cannot be read as a dictionary: {brief(error)}; it may be truncated") from error
 
 
 def verify_dictionary(path: PathLike) -> int:

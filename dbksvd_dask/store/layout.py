@@ -14,11 +14,11 @@ import zarr
 from zarr.codecs import BloscCodec, ZstdCodec
 
 import dbksvd_dask
-from dbksvd_dask.errors import InputError, MismatchError, StoreError
+from dbksvd_dask.errors import InputError, MismatchError, StoreError, brief
 from dbksvd_dask.safe_text import redacted_values
 from dbksvd_dask.store import atomic, remote
 from dbksvd_dask.store.dtypes import BFLOAT16, dtype_name, stored_dtype
-from dbksvd_dask.store.rows import ACTIVATIONS_FORMAT, ACTIVATIONS_VERSION, ROW_CHECKSUMS
+from dbksvd_dask.store.rows import ACTIVATIONS_FORMAT, ACTIVATIONS_VERSION, ROW_CHECKSUMS, chunk_layout
 
 PARTS = ".parts"
 # DESIGN section 5: chunks of 16-64 MB; 32 MiB is the power of two in the middle
@@ -83,12 +83,16 @@ class StorePlan:
         return out
 
     @classmethod
-    def from_json(cls, described: dict[str, Any]) -> StorePlan:
-        """Read a description back."""
-        aligned = {
-            n: Aligned(a["dtype"], tuple(a["shape"]), a["attributes"]) for n, a in described["aligned"].items()
-        }
-        return cls(**{**described, "aligned": aligned})
+    def read(cls, path: str) -> StorePlan:
+        """Read the description of a store that is being written."""
+        described = atomic.read_sealed(path)
+        try:
+            aligned = {
+                n: Aligned(a["dtype"], tuple(a["shape"]), a["attributes"]) for n, a in described["aligned"].items()
+            }
+            return cls(**{**described, "aligned": aligned})
+        except (KeyError, TypeError, AttributeError) as error:
+            raise StoreError(f"{path} does not describe an activation store: {brief(error)}") from error
 
 
 def make_plan(
@@ -167,19 +171,50 @@ def require_replaceable(path: str, format_name: str) -> None:
         )
 
 
-def create_group(work: str, plan: StorePlan) -> None:
-    """Make the empty group and its arrays."""
-    if not remote.is_remote(work):
-        os.makedirs(os.path.join(work, PARTS))
-    head = {
+def require_layout(
+    place: str, array: zarr.Array[Any], tail: tuple[int, ...], dtype: np.dtype[Any], chunk_rows: int, raw: bool
+) -> None:
+    """Refuse to go on with an array whose metadata are not those it was made with.
+
+    Parameters
+    ----------
+    place : str
+        The folder of the array.
+    tail : tuple of int
+        Its shape after the samples.
+    dtype : numpy dtype
+    chunk_rows : int
+    raw : bool
+        Whether a chunk is just its rows.
+    """
+    pattern = "c.{}" + ".0" * len(tail)
+    expected = (tail, (chunk_rows, *tail), np.dtype(dtype), (pattern, raw))
+    found = (tuple(array.shape[1:]), tuple(array.chunks), np.dtype(array.dtype), chunk_layout(array))
+    if found != expected:
+        raise StoreError(
+            f"the Zarr metadata in {remote.join(place, 'zarr.json')} are not those the store was begun with; "
+            "begin again with --force"
+        )
+
+
+def attributes_of(plan: StorePlan) -> dict[str, Any]:
+    """Attributes of a store while it is not complete."""
+    return {
         "format": ACTIVATIONS_FORMAT,
         "format_version": ACTIVATIONS_VERSION,
         "package_version": dbksvd_dask.__version__,
         "complete": False,
         "provenance": redacted_values(plan.attributes),
     }
+
+
+def create_group(work: str, plan: StorePlan) -> None:
+    """Make the empty group and its arrays."""
+    if not remote.is_remote(work):
+        os.makedirs(os.path.join(work, PARTS))
     with remote.explain_refusal(work):
-        group = zarr.create_group(store=remote.zarr_store(work, read_only=False), zarr_format=3, attributes=head)
+        store, head = remote.zarr_store(work, read_only=False), attributes_of(plan)
+        group = zarr.create_group(store=store, zarr_format=3, attributes=head)
     rows = {"dtype": BFLOAT16} if plan.dtype == BFLOAT16 else {}
     _create_array(group, plan, "activations", stored_dtype(plan.dtype), (plan.n_features,), ("feature",), rows)
     for name, spec in plan.aligned.items():

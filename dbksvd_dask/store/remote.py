@@ -21,14 +21,12 @@ import zarr
 from fsspec.core import url_to_fs
 from zarr.storage import FsspecStore, LocalStore
 
-from dbksvd_dask.errors import StoreError
+from dbksvd_dask.errors import StoreError, brief
 
 PathLike = str | os.PathLike[str]
 
 # files that describe a Zarr node, formats 3 and 2
 _METADATA = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
-# an error of Zarr may quote the whole description
-_REASON_LENGTH = 200
 
 
 def normalise(path: PathLike) -> str:
@@ -215,7 +213,7 @@ def read_array(path: PathLike, group: zarr.Group, name: str) -> npt.NDArray[Any]
     try:
         return np.asarray(array[...])
     except Exception as error:  # a codec may fail with anything
-        raise StoreError(f"array `{name}` of {path} cannot be read: {_reason(error)}") from error
+        raise StoreError(f"array `{name}` of {path} cannot be read: {brief(error)}") from error
 
 
 def _is_described(group: zarr.Group, home: str) -> bool:
@@ -246,7 +244,7 @@ def explain_metadata(home: PathLike) -> Iterator[None]:
         yield
     except Exception as error:  # broken metadata lead Zarr to errors of any class, RecursionError among them
         raise StoreError(
-            f"the Zarr metadata in {_broken_file(home)} cannot be read: {_reason(error)}; restore this file or "
+            f"the Zarr metadata in {_broken_file(home)} cannot be read: {brief(error)}; restore this file or "
             "write the store again"
         ) from error
 
@@ -260,14 +258,6 @@ def _broken_file(home: PathLike) -> str:
         except Exception:
             return file
     return files[0] if files else normalise(home)
-
-
-def _reason(error: Exception) -> str:
-    """Say what went wrong in one line of limited length."""
-    if isinstance(error, KeyError):
-        return f"{error} is missing"
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= _REASON_LENGTH else f"{text[:_REASON_LENGTH]}..."
 
 
 def cat_ranges(path: PathLike, keys: Sequence[str], starts: Sequence[int], stops: Sequence[int]) -> list[Any]:

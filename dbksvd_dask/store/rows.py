@@ -392,7 +392,7 @@ def _describe(path: str, name: str, array: zarr.Array[Any], attributes: dict[str
 
 def _reader(path: str, name: str, array: zarr.Array[Any], attributes: dict[str, Any], dtype: str) -> RowReader:
     unit = array.shards or array.chunks
-    pattern, raw = _layout(array)
+    pattern, raw = chunk_layout(array)
     return RowReader(
         path=path,
         array=name,
@@ -412,7 +412,7 @@ def _reader(path: str, name: str, array: zarr.Array[Any], attributes: dict[str, 
     )
 
 
-def _layout(array: zarr.Array[Any]) -> tuple[str, bool]:
+def chunk_layout(array: zarr.Array[Any]) -> tuple[str, bool]:
     """Return the pattern of the chunk keys and whether a chunk is just its rows as native bytes."""
     metadata = array.metadata
     pattern = metadata.encode_chunk_key((987654321,) + (0,) * (array.ndim - 1)).replace("987654321", "{}")

@@ -23,9 +23,11 @@ from dbksvd_dask.store.layout import (
     PARTS,
     Aligned,
     StorePlan,
+    attributes_of,
     check_same,
     create_group,
     make_plan,
+    require_layout,
     require_replaceable,
 )
 from dbksvd_dask.store.remote import PathLike
@@ -67,7 +69,11 @@ class ActivationWriter:
             zarr.config.set({"array.write_empty_chunks": True, "array.order": "C"}),
             remote.explain_metadata(remote.join(self.work, name)),
         ):
-            return zarr.open_array(store=store, path=name, mode="r+")
+            array = zarr.open_array(store=store, path=name, mode="r+")
+        tail, dtype = self._expected(name)
+        raw = self._plan.compressor is None
+        require_layout(remote.join(self.work, name), array, tail, dtype, self.chunk_rows, raw)
+        return array
 
     @property
     def n_chunks(self) -> int | None:
@@ -77,7 +83,11 @@ class ActivationWriter:
     @property
     def complete(self) -> bool:
         """Tell whether everything is written and only the publishing is left."""
-        return bool(self._group.attrs.get("complete"))
+        attributes = self._group.attrs
+        if attributes.get("complete") and "content_id" not in attributes:  # both are written at once
+            file = remote.join(self.work, "zarr.json")
+            raise StoreError(f"{file} is damaged: it calls an unfinished store complete; begin again with --force")
+        return bool(attributes.get("complete"))
 
     def done(self) -> list[int]:
         """Return the chunks that are written."""
@@ -149,6 +159,10 @@ class ActivationWriter:
             return False
         return bool(read_back == mark["crc32c"])
 
+    def forget(self, i: int) -> None:
+        """Count a chunk as not written."""
+        self._ledger.unmark(i)
+
     def recheck(self) -> list[int]:
         """Read every written chunk back; those that differ count as missing again and are returned.
 
@@ -203,7 +217,8 @@ class ActivationWriter:
             for forced in (*chunks, *rest):
                 forced.result()
         # in one write (attrs.update makes one per key): a store is complete with all its attributes, or not yet
-        self._group.update_attributes({**attributes, "complete": True, "content_id": self._content_id(table)})
+        known = {**attributes_of(self._plan), **attributes}
+        self._group.update_attributes({**known, "complete": True, "content_id": self._content_id(table)})
         if not remote.is_remote(self.work):
             atomic.fsync_path(os.path.join(self.work, "zarr.json"))
 
@@ -378,13 +393,13 @@ def create_activations(
     begun = remote.join(work, PARTS, "plan.json")
     require_free(text, overwrite)
     if resume and remote.exists(begun):
-        check_same(text, atomic.read_json(begun), plan.to_json())
+        check_same(text, atomic.read_sealed(begun), plan.to_json())
         writer = ActivationWriter(text, plan, overwrite)
         writer.recheck()
         return writer
     remote.remove(work)
     create_group(work, plan)
-    atomic.write_json(begun, plan.to_json())
+    atomic.write_sealed(begun, plan.to_json())
     return ActivationWriter(text, plan, overwrite)
 
 
@@ -452,4 +467,4 @@ def open_writer(path: PathLike, *, overwrite: bool = False) -> ActivationWriter:
     begun = remote.join(atomic.aside(text), PARTS, "plan.json")
     if not remote.exists(begun):
         raise StoreError(f"no store is being written at {text}; begin one with create_activations")
-    return ActivationWriter(text, StorePlan.from_json(atomic.read_json(begun)), overwrite)
+    return ActivationWriter(text, StorePlan.read(begun), overwrite)

@@ -1,0 +1,118 @@
+"""Runs cases in worker processes that may die, and counts how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+# A case takes a tenth of a second; the first of a process also imports and may compile kernels.
+PATIENCE = 600.0
+
+
+@dataclass
+class Summary:
+    """How the cases ended.
+
+    Attributes
+    ----------
+    verdicts : Counter of verdict
+    kinds : Counter of the kind that was attacked
+    failures : list of answers that are failures
+    """
+
+    verdicts: Counter[str] = field(default_factory=Counter)
+    kinds: Counter[str] = field(default_factory=Counter)
+    failures: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, answer: dict[str, Any]) -> None:
+        """Count one case."""
+        self.verdicts[answer["verdict"]] += 1
+        self.kinds[answer["kind"]] += 1
+        if answer["verdict"] == "failure":
+            self.failures.append(answer)
+
+
+class Worker:
+    """One process that runs cases; started anew after it died."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.process: subprocess.Popen[str] | None = None
+
+    def case(self, seed: int, number: int) -> dict[str, Any]:
+        """Run one case there; a death is an answer too."""
+        process = self.process or self._start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(f"{seed} {number}\n")
+        process.stdin.flush()
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)
+            line = process.stdout.readline() if selector.select(PATIENCE) else ""
+        answer: dict[str, Any] = json.loads(line) if line else self._death(process)
+        return {"seed": seed, "case": number, **answer}
+
+    def _start(self) -> subprocess.Popen[str]:
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-m", "tests.attack.worker", str(self.home)]
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        if self.process.stdout is None or self.process.stdout.readline() != "ready\n":
+            raise RuntimeError("the worker of the attack does not start; its own error is above")
+        return self.process
+
+    def _death(self, process: subprocess.Popen[str]) -> dict[str, Any]:
+        hung = process.poll() is None and not _ends(process)
+        if hung:
+            process.kill()
+        code, self.process = process.wait(), None
+        how = f"no answer in {PATIENCE:.0f} s" if hung else _end_of(code)
+        return {
+            "kind": "unknown",
+            "action": "unknown",
+            "how": "unknown",
+            "end": how,
+            "text": how,
+            "verdict": "failure",
+        }
+
+    def close(self) -> None:
+        """End the process."""
+        if self.process is not None and self.process.stdin is not None:
+            self.process.stdin.close()
+            self.process.wait()
+            self.process = None
+
+
+def _ends(process: subprocess.Popen[str]) -> bool:
+    """Tell whether a process that closed its answers ends by itself."""
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _end_of(code: int) -> str:
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+def run(home: Path, seed: int, cases: Iterable[int]) -> Iterator[dict[str, Any]]:
+    """Run cases of a seed in a folder; give the answer of each."""
+    worker = Worker(home)
+    try:
+        for number in cases:
+            yield worker.case(seed, number)
+    finally:
+        worker.close()
