@@ -29,7 +29,7 @@ _REFIT_BLOCKS = 2048
 
 def row_tiles(n: int, size: int, first: int = 0) -> list[slice]:
     """Cut n rows into tiles of at most `size`; `first` is the index of the first row, and cuts lie on its grid."""
-    lead = first % plan.GRID_ROWS
+    lead = first % plan.GRID_ROWS % size  # tiles of fewer rows than the grid have cuts between its lines
     return [slice(max(a - lead, 0), min(a - lead + size, n)) for a in range(0, lead + n, size)]
 
 
