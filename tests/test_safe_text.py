@@ -20,9 +20,7 @@ from dbksvd_dask import errors
 from dbksvd_dask.safe_text import printable, redacted, redacted_values
 from dbksvd_dask.store.activations import open_rows
 from tests.cli_helpers import fails, run
-from tests.store_helpers import make_store, skip_fsync
-
-__all__ = ["skip_fsync"]
+from tests.store_helpers import make_store
 
 PASSWORD = "hunter2-very-secret"
 
