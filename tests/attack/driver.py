@@ -46,7 +46,7 @@ class Worker:
     """One process that runs cases; started anew after it died."""
 
     def __init__(self, home: Path) -> None:
-        self.home = home
+        self.command = [sys.executable, "-m", "tests.attack.worker", str(home)]
         self.process: subprocess.Popen[str] | None = None
 
     def case(self, seed: int, number: int) -> dict[str, Any]:
@@ -64,11 +64,11 @@ class Worker:
 
     def _start(self) -> subprocess.Popen[str]:
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-m", "tests.attack.worker", str(self.home)]
         self.process = subprocess.Popen(
-            command, cwd=ROOT, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            self.command, cwd=ROOT, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         if self.process.stdout is None or self.process.stdout.readline() != "ready\n":
+            self.close()
             raise RuntimeError("the worker of the attack does not start; its own error is above")
         return self.process
 
@@ -76,7 +76,8 @@ class Worker:
         hung = process.poll() is None and not _ends(process)
         if hung:
             process.kill()
-        code, self.process = process.wait(), None
+        code = process.wait()
+        self.close()
         how = f"no answer in {PATIENCE:.0f} s" if hung else _end_of(code)
         return {
             "kind": "unknown",
@@ -89,9 +90,8 @@ class Worker:
 
     def close(self) -> None:
         """End the process."""
-        if self.process is not None and self.process.stdin is not None:
-            self.process.stdin.close()
-            self.process.wait()
+        if self.process is not None:
+            self.process.communicate()  # closes its input, at which it ends
             self.process = None
 
 
