@@ -43,11 +43,11 @@ test-fast: $(VENV)/.installed
 	$(PYTEST) -m "not slow and not cluster and not browser and not network and not gpu"
 
 # The oldest versions that pyproject.toml allows. Old packages warn about new ones below them: not an error here.
-MINIMUM_TESTS := tests/test_plan.py tests/test_pursuit.py tests/test_update.py tests/test_batch.py tests/test_model.py \
-	tests/test_estimator.py tests/test_sklearn_interop.py tests/test_xarray_labels.py tests/test_store_rows.py \
-	tests/test_store_writer.py tests/test_import_job.py tests/test_shuffle.py tests/test_encode_job.py tests/test_metrics.py \
-	tests/test_plots.py tests/test_reprs.py tests/test_report_page.py tests/test_cli_fit.py tests/test_cli_encode.py \
-	tests/test_cli_stores.py tests/test_export_foreign.py tests/test_export_huggingface.py
+MINIMUM_TESTS := tests/plan/test_plan.py tests/kernels/test_pursuit.py tests/kernels/test_update.py tests/graph/test_batch.py tests/test_model.py \
+	tests/test_estimator.py tests/test_sklearn_interop.py tests/test_xarray_labels.py tests/store/test_rows.py \
+	tests/store/test_writer.py tests/jobs/test_import.py tests/jobs/test_shuffle.py tests/jobs/test_encode.py tests/evaluate/test_metrics.py \
+	tests/test_plots.py tests/test_reprs.py tests/report/test_page.py tests/cli/test_fit.py tests/cli/test_encode.py \
+	tests/cli/test_stores.py tests/export/test_foreign.py tests/export/test_huggingface.py
 
 .venv-minimum/.installed: pyproject.toml requirements-minimum.txt
 	$(PYTHON) -m venv .venv-minimum
@@ -79,8 +79,8 @@ lock: $(VENV)/.installed
 test-gpu: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[gpu,test]'
 	$(BIN)/python -m benchmarks.gpu --check
-	$(BIN)/python -m pytest -m gpu -rs tests/gpu
-	$(BIN)/python -m pytest tests/test_gpu_compile.py tests/test_gpu_namespace.py
+	$(BIN)/python -m pytest -m gpu -rs tests/gpu/on_device
+	$(BIN)/python -m pytest tests/gpu/test_compile.py tests/gpu/test_namespace.py
 	$(BIN)/python -m benchmarks.gpu --json
 
 bench: $(VENV)/.installed

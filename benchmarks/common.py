@@ -20,9 +20,11 @@ import dask
 import numpy as np
 
 from benchmarks._stores import made_up_rows
+from dbksvd_dask.evaluate.metrics import variance_explained
 from dbksvd_dask.kernels.blas import single_blas_thread
-from dbksvd_dask.kernels.encode import EncodeSpec, encode_rows, gram_matrix, residual
-from dbksvd_dask.metrics import moments, variance_explained
+from dbksvd_dask.kernels.encode import encode_rows, gram_matrix, residual
+from dbksvd_dask.kernels.moments import moments
+from dbksvd_dask.plan.encoder import EncodeSpec
 from dbksvd_dask.store.activations import open_rows
 
 # One thread for everything that looks at these: CPU seconds of different libraries can then be compared.

@@ -34,7 +34,8 @@ from benchmarks.common import (
 )
 from benchmarks.peer_base import data_atoms
 from dbksvd_dask.kernels.blas import single_blas_thread
-from dbksvd_dask.kernels.encode import EncodeSpec, encode_rows, gram_matrix
+from dbksvd_dask.kernels.encode import encode_rows, gram_matrix
+from dbksvd_dask.plan.encoder import EncodeSpec
 
 # size: list of (features, atoms, k, rows), and repeats
 SIZES: dict[str, tuple[list[tuple[int, int, int, int]], int]] = {

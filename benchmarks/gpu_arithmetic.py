@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from dbksvd_dask.gpu.plan import Sizes
+from dbksvd_dask.plan.device import Sizes
 
 
 class Card(NamedTuple):

@@ -16,10 +16,11 @@ import time
 import dask
 import numpy as np
 
-from dbksvd_dask import batch
-from dbksvd_dask.params import FitParams
-from dbksvd_dask.store.sources import ArraySource
-from dbksvd_dask.train import FitState, Trainer
+from dbksvd_dask.fit.history import FitState
+from dbksvd_dask.fit.trainer import Trainer
+from dbksvd_dask.graph import batch
+from dbksvd_dask.graph.sources import ArraySource
+from dbksvd_dask.plan.params import FitParams
 
 
 def bare_products(Y: np.ndarray, D: np.ndarray, prods: np.ndarray, gram: np.ndarray) -> float:

@@ -71,7 +71,7 @@ def copy(source: str, target: str) -> dict[str, float]:
 
 def run_import(source: str, target: str) -> dict[str, Any]:
     """Import once; seconds of the library call."""
-    from dbksvd_dask.import_job import import_activations
+    from dbksvd_dask.jobs.import_ import import_activations
 
     result = import_activations(source, target)
     return {"seconds": result.seconds, "bytes": result.nbytes}
@@ -79,7 +79,7 @@ def run_import(source: str, target: str) -> dict[str, Any]:
 
 def run_shuffle(source: str, target: str) -> dict[str, Any]:
     """Shuffle once; seconds of the library call and the mixing figures."""
-    from dbksvd_dask.shuffle_job import shuffle_activations
+    from dbksvd_dask.jobs.shuffle import shuffle_activations
 
     result = shuffle_activations(source, target, seed=0)
     return {"seconds": result.seconds, "bytes": result.nbytes, "mixing": result.mixing_after}

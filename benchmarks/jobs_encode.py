@@ -27,10 +27,10 @@ import numpy as np
 from benchmarks._stores import write_store
 from benchmarks.peak import peak_of_this_process
 from dbksvd_dask import encode
-from dbksvd_dask.encode_job import encode_store
-from dbksvd_dask.plan import random_atoms
+from dbksvd_dask.dictionary import Dictionary
+from dbksvd_dask.jobs.encode import encode_store
+from dbksvd_dask.plan.seeds import random_atoms
 from dbksvd_dask.store.activations import open_rows
-from dbksvd_dask.store.dictionary import Dictionary
 
 
 def measure_encode(

@@ -15,9 +15,9 @@ import json
 import numpy as np
 
 from dbksvd_dask import DBKSVD
-from dbksvd_dask.params import FitParams
-from dbksvd_dask.store.sources import ArraySource
-from dbksvd_dask.train import Trainer
+from dbksvd_dask.fit.trainer import Trainer
+from dbksvd_dask.graph.sources import ArraySource
+from dbksvd_dask.plan.params import FitParams
 
 VALUES = (0.0, 0.3, 0.6, 0.8)
 SIZES = {"tiny": (16, 32, 3, 400, 1), "small": (128, 512, 8, 20_000, 3)}

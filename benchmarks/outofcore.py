@@ -32,7 +32,7 @@ MOST_GROWTH = 1.10
 def work(store: str, folder: str, params: dict[str, Any], threads: int) -> dict[str, Any]:
     """Fit some batches and encode everything, in this process."""
     from dbksvd_dask import DBKSVD, events
-    from dbksvd_dask.encode_job import encode_store
+    from dbksvd_dask.jobs.encode import encode_store
 
     planned: list[int] = []
 

@@ -20,11 +20,12 @@ import numpy as np
 
 from benchmarks.common import add_output, best_of, emit, machine, markdown
 from benchmarks.iteration import one_iteration
+from dbksvd_dask.fit.trainer import Trainer
+from dbksvd_dask.graph.sources import ArraySource
 from dbksvd_dask.kernels.blas import single_blas_thread
-from dbksvd_dask.kernels.encode import EncodeSpec, encode_rows, gram_matrix
-from dbksvd_dask.params import FitParams
-from dbksvd_dask.store.sources import ArraySource
-from dbksvd_dask.train import Trainer
+from dbksvd_dask.kernels.encode import encode_rows, gram_matrix
+from dbksvd_dask.plan.encoder import EncodeSpec
+from dbksvd_dask.plan.params import FitParams
 
 # Seconds per iteration that the paper gives, by (rows, atoms, k), d = 2304: on a T4 with 96 vCPUs, and on 128
 # vCPUs alone. Only these were at hand when this table was written; the other cells of its tables stay empty here.

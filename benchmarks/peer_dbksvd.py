@@ -7,9 +7,9 @@ from typing import Any
 import dask
 
 from benchmarks.peer_base import Recorder
-from dbksvd_dask.params import FitParams
-from dbksvd_dask.store.sources import ArraySource
-from dbksvd_dask.train import Trainer
+from dbksvd_dask.fit.trainer import Trainer
+from dbksvd_dask.graph.sources import ArraySource
+from dbksvd_dask.plan.params import FitParams
 
 
 def train(recorder: Recorder, **params: Any) -> None:

@@ -13,7 +13,8 @@ import numpy as np
 from benchmarks.common import Problem, Stopwatch
 from benchmarks.peer_base import Recorder, data_atoms
 from dbksvd_dask.kernels.blas import single_blas_thread
-from dbksvd_dask.kernels.encode import EncodeSpec, encode_rows, gram_matrix, residual
+from dbksvd_dask.kernels.encode import encode_rows, gram_matrix, residual
+from dbksvd_dask.plan.encoder import EncodeSpec
 
 
 def update_atom(D: np.ndarray, j: int, R: np.ndarray, atom: np.ndarray, coefficient: np.ndarray) -> None:

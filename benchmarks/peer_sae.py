@@ -8,8 +8,9 @@ from functools import partial
 import numpy as np
 
 from benchmarks.peer_base import Recorder, mean_norm, run
-from dbksvd_dask.metrics import moments, variance_explained
-from dbksvd_dask.plan import exponential_groups
+from dbksvd_dask.evaluate.metrics import variance_explained
+from dbksvd_dask.kernels.moments import moments
+from dbksvd_dask.plan.groups import exponential_groups
 
 LEARNING_RATES = (3e-4, 1e-3, 3e-3, 1e-2)
 

@@ -45,7 +45,8 @@ from dbksvd_dask.evaluate import autointerp
 from dbksvd_dask.evaluate.coherence import coherence
 from dbksvd_dask.evaluate.features import CodeFeatures
 from dbksvd_dask.evaluate.probing import probe
-from dbksvd_dask.kernels.encode import EncodeSpec, encode_rows, gram_matrix
+from dbksvd_dask.kernels.encode import encode_rows, gram_matrix
+from dbksvd_dask.plan.encoder import EncodeSpec
 from dbksvd_dask.store.activations import open_activations
 
 BINS = np.linspace(0, 1, 51)

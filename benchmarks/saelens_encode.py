@@ -23,8 +23,8 @@ import torch
 
 from benchmarks.common import best_of, machine
 from dbksvd_dask import encode
+from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.export.saelens import export_saelens
-from dbksvd_dask.store.dictionary import Dictionary
 
 NAMES = {"model_name": "benchmark", "hook_name": "blocks.0.hook_resid_post"}
 

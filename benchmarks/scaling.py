@@ -19,9 +19,13 @@ import dask
 import numpy as np
 
 from benchmarks._stores import write_store
-from dbksvd_dask import batch, cluster, plan
-from dbksvd_dask.kernels.encode import EncodeSpec, gram_bounds
-from dbksvd_dask.store.sources import as_source
+from dbksvd_dask import cluster
+from dbksvd_dask.graph import batch
+from dbksvd_dask.graph.sources import as_source
+from dbksvd_dask.kernels.encode import gram_bounds
+from dbksvd_dask.plan import seeds, units
+from dbksvd_dask.plan.encoder import EncodeSpec
+from dbksvd_dask.plan.groups import plan_groups
 
 
 class Batch(NamedTuple):
@@ -56,7 +60,7 @@ def crossings(homes: list[int]) -> int:
     (1, 2, 3)
     """
     moved = 0
-    for spans in plan.tree_levels(len(homes), batch.FAN_IN):
+    for spans in units.tree_levels(len(homes), batch.FAN_IN):
         moved += sum(homes[i] != homes[a] for a, b in spans for i in range(a, b))
         homes = [homes[a] for a, _ in spans]
     return moved
@@ -68,7 +72,7 @@ def bytes_moved(sizes: Batch, workers: int) -> Moved:
     >>> bytes_moved(Batch(768, 4096, 4), 2)
     Moved(dictionary=12582912, gram=41943040, sums=25165824, broadcasts=25165824)
     """
-    homes = plan.spread(sizes.n_chunks, [1] * workers)
+    homes = units.spread(sizes.n_chunks, [1] * workers)
     others = len(set(homes)) - 1
     atoms = sizes.n_features * sizes.itemsize
     bounds = gram_bounds(sizes.n_atoms)
@@ -104,7 +108,7 @@ class Machine(NamedTuple):
 def n_tasks(sizes: Batch, homes: int) -> int:
     """Tasks of a batch."""
     c = sizes.n_chunks
-    sums = sum(len(level) for level in plan.tree_levels(c, batch.FAN_IN)[:-1])
+    sums = sum(len(level) for level in units.tree_levels(c, batch.FAN_IN)[:-1])
     tiles = len(gram_bounds(sizes.n_atoms)) * (len(gram_bounds(sizes.n_atoms)) + 1) // 2
     per_round = sizes.lanczos_steps * (c + sums + 1) + c
     return tiles + homes + 4 * c + 4 + sizes.n_rounds * per_round
@@ -112,7 +116,7 @@ def n_tasks(sizes: Batch, homes: int) -> int:
 
 def simulate(sizes: Batch, workers: int, rows: int, machine: Machine) -> dict[str, float]:
     """Seconds of one batch, by what they are spent on."""
-    homes = len(set(plan.spread(sizes.n_chunks, [machine.threads] * workers)))
+    homes = len(set(units.spread(sizes.n_chunks, [machine.threads] * workers)))
     depth = max(1, (homes - 1).bit_length())
     part = -(-sizes.n_atoms // sizes.n_rounds) * sizes.n_features * sizes.itemsize
     hop = machine.latency + part / machine.bytes_per_second
@@ -147,8 +151,8 @@ def table_of(args: argparse.Namespace, machine: Machine) -> list[dict[str, Any]]
 def measured(args: argparse.Namespace, workers: int, path: str) -> int:
     """Bytes that local workers sent each other during one batch."""
     source = as_source(path, args.chunk_size)
-    D = plan.random_atoms(args.atoms, args.features, np.float32, 0)
-    groups = plan.plan_groups(args.atoms, args.k, None, 8)
+    D = seeds.random_atoms(args.atoms, args.features, np.float32, 0)
+    groups = plan_groups(args.atoms, args.k, None, 8)
     spec = batch.BatchSpec(groups, EncodeSpec(args.k), 2, args.chunk_size, "keep", 0, np.dtype(np.float32))
     rows = np.arange(args.rows, dtype=np.int64)
 

@@ -92,12 +92,12 @@ def fits(name: str, growth: float) -> dict[str, dict[str, Any]]:
 
 def fit_dbksvd(name: str, samples: Samples, l0: int, seed: int, how: dict[str, Any]) -> tuple[DBKSVD, float]:
     """Fit one dictionary; growing ones take as many iterations as their stages need."""
-    from dbksvd_dask import plan
+    from dbksvd_dask.plan.growth import growth_iterations, growth_sizes
 
     n_atoms = SIZES[name].n_atoms
     n_iter = 40
     if "growth" in how:
-        n_iter = plan.growth_iterations(plan.growth_sizes(n_atoms, how["growth"]))
+        n_iter = growth_iterations(growth_sizes(n_atoms, how["growth"]))
     settings = {"n_iter": n_iter, "validation": 0, "sparsity": "mean", "seed": seed}
     model = DBKSVD(n_atoms, l0, **settings, **SETTINGS[name], **how)
     began = time.process_time()

@@ -73,14 +73,14 @@ def fits(n_atoms: int, k: int) -> dict[str, dict[str, Any]]:
 
 def dictionaries(Y: np.ndarray, args: argparse.Namespace, seed: int) -> Iterator[tuple[str, Any, float]]:
     """Name, codes as a csr array, and seconds of training, for each of ours."""
-    from dbksvd_dask import plan
+    from dbksvd_dask.plan import growth
 
     for name, how in fits(args.atoms, args.k).items():
         if not wanted(name, args.only):
             continue
         n_iter = args.n_iter
         if "growth" in how:
-            n_iter = max(n_iter, plan.growth_iterations(plan.growth_sizes(args.atoms, how["growth"])))
+            n_iter = max(n_iter, growth.growth_iterations(growth.growth_sizes(args.atoms, how["growth"])))
         model = DBKSVD(args.atoms, args.k, n_iter=n_iter, batch_size=16_384, validation=0, seed=seed, **how)
         began = time.process_time()
         model.fit(Y)

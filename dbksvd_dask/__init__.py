@@ -15,27 +15,27 @@ _PUBLIC = {
     "encode": "dbksvd_dask.model",
     "codes_to_csr": "dbksvd_dask.codes",
     "decode": "dbksvd_dask.codes",
-    "encode_store": "dbksvd_dask.encode_job",
-    "import_activations": "dbksvd_dask.import_job",
+    "encode_store": "dbksvd_dask.jobs.encode",
+    "import_activations": "dbksvd_dask.jobs.import_",
     "open_activations": "dbksvd_dask.store.activations",
-    "open_codes": "dbksvd_dask.store.codes",
-    "open_dictionary": "dbksvd_dask.store.dictionary",
+    "open_codes": "dbksvd_dask.codes",
+    "open_dictionary": "dbksvd_dask.store.runs",
     "open_statistics": "dbksvd_dask.store.codes",
-    "shuffle_activations": "dbksvd_dask.shuffle_job",
+    "shuffle_activations": "dbksvd_dask.jobs.shuffle",
 }
 
 if TYPE_CHECKING:
     from dbksvd_dask.codes import codes_to_csr as codes_to_csr
     from dbksvd_dask.codes import decode as decode
-    from dbksvd_dask.encode_job import encode_store as encode_store
-    from dbksvd_dask.import_job import import_activations as import_activations
+    from dbksvd_dask.codes import open_codes as open_codes
+    from dbksvd_dask.jobs.encode import encode_store as encode_store
+    from dbksvd_dask.jobs.import_ import import_activations as import_activations
+    from dbksvd_dask.jobs.shuffle import shuffle_activations as shuffle_activations
     from dbksvd_dask.model import DBKSVD as DBKSVD
     from dbksvd_dask.model import encode as encode
-    from dbksvd_dask.shuffle_job import shuffle_activations as shuffle_activations
     from dbksvd_dask.store.activations import open_activations as open_activations
-    from dbksvd_dask.store.codes import open_codes as open_codes
     from dbksvd_dask.store.codes import open_statistics as open_statistics
-    from dbksvd_dask.store.dictionary import open_dictionary as open_dictionary
+    from dbksvd_dask.store.runs import open_dictionary as open_dictionary
 
 __all__ = sorted([*_PUBLIC, "__version__"])
 

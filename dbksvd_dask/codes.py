@@ -1,16 +1,28 @@
-"""Codes as labelled arrays, as scipy matrices, and back to samples."""
+"""Codes as labelled arrays and scipy matrices, and back to samples; walked in blocks; opened; summed up.
+
+Dimensions have one name each throughout the package, whatever the input called them: `sample`, `feature`, `atom`
+and `slot`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
 import scipy.sparse as sp
 import xarray as xr
+from numpy.typing import NDArray
 
-from dbksvd_dask.blocks import check_atoms, require_codes
+from dbksvd_dask._words import facts_html
 from dbksvd_dask.errors import InputError
+from dbksvd_dask.evaluate._check import check_atoms, require_integers
+from dbksvd_dask.evaluate.codes import CodeMoments, CodeSummary, code_summary, stream_code_moments
+from dbksvd_dask.store.activations import RowsAsArray
+from dbksvd_dask.store.codes import CheckedAtoms, checked_codes, codes_readers
+from dbksvd_dask.store.paths import PathLike
 
 
 def make_codes(atom: Any, coefficient: Any, attributes: dict[str, Any], sample: Any = None) -> xr.Dataset:
@@ -111,3 +123,217 @@ def decode_csr(X: Any, D: np.ndarray, mean: np.ndarray | None = None) -> np.ndar
         raise InputError(f"these codes are not a valid sparse array: {error}") from error
     Y = np.asarray(X @ D)
     return Y if mean is None else (Y + mean).astype(D.dtype)
+
+
+# ---------------------------------------------------------------------------------------------- labels
+
+# Attribute of codes whose samples came as a labelled array; what is decoded from them is one again.
+LABELLED = "labelled"
+
+
+def label_codes(codes: xr.Dataset, Y: Any) -> xr.Dataset:
+    """Give codes the coordinates of the samples of a labelled array, and a note that it was one.
+
+    Parameters
+    ----------
+    codes : Dataset of `atom` and `coefficient` over (`sample`, `slot`)
+    Y : the samples they were made of, (n_samples, n_features); anything but a DataArray changes nothing
+    """
+    if not isinstance(Y, xr.DataArray):
+        return codes
+    # a coordinate with the name of a variable or dimension of codes would take its place
+    coords = _coords_along(Y, 0, "sample").drop_vars(["atom", "coefficient", "slot"], errors="ignore")
+    return codes.assign_coords(coords.coords).assign_attrs({LABELLED: True})
+
+
+def label_samples(Y: Any, codes: xr.Dataset, dictionary: xr.DataArray) -> Any:
+    """Give decoded samples the labels of their codes and of the dictionary's features, if they had any.
+
+    Parameters
+    ----------
+    Y : array of shape (n_samples, n_features)
+    codes : Dataset it was decoded from
+    dictionary : DataArray of dims (atom, feature)
+
+    Returns
+    -------
+    DataArray of dims (sample, feature) when the codes are those of a labelled array, else `Y` itself
+    """
+    if not codes.attrs.get(LABELLED):
+        return Y
+    of_samples = codes.drop_vars(["atom", "coefficient"]).coords
+    out = xr.DataArray(Y, dims=("sample", "feature"), name="reconstruction")
+    return out.assign_coords(of_samples).assign_coords(dictionary.coords)
+
+
+def feature_coords(Y: Any) -> Any:
+    """Coordinates of the features of a labelled array, under the name `feature`; none for any other."""
+    if not isinstance(Y, xr.DataArray) or Y.ndim != 2:
+        return {}
+    return _coords_along(Y, 1, "feature").drop_vars("atom", errors="ignore").coords
+
+
+def _coords_along(Y: xr.DataArray, axis: int, name: str) -> xr.Dataset:
+    """Coordinates of a labelled array along one of its two dimensions, which is then called `name`."""
+    dim, other = Y.dims[axis], Y.dims[1 - axis]
+    coords = Y.coords.to_dataset()
+    foreign = [c for c in coords.variables if other in coords[c].dims]
+    if axis == 1:  # what belongs to no dimension goes with the samples
+        foreign += [c for c in coords.variables if not coords[c].dims]
+    coords = coords.drop_vars(foreign)
+    if dim == name or dim not in coords.dims:
+        return coords
+    coords = coords.drop_vars(name, errors="ignore")
+    return coords.rename({dim: name}) if dim in coords.variables else coords.rename_dims({dim: name})
+
+
+# ---------------------------------------------------------------------------------------------- blocks
+
+# Rows of one block of codes in memory; lazy codes come in blocks of whole chunks of about this many rows.
+BLOCK_ROWS = 32_768
+
+
+def code_blocks(codes: xr.Dataset, start: int = 0, stop: int | None = None) -> Iterator[tuple[Any, Any]]:
+    """Walk over codes in blocks of rows, holding one block at a time.
+
+    Parameters
+    ----------
+    codes : Dataset of `atom` and `coefficient` over (`sample`, `slot`), in memory or Dask-backed
+    start, stop : int, optional
+        Rows to walk over; all without them.
+
+    Yields
+    ------
+    atom : int32 ndarray of shape (rows, n_slots)
+    coefficient : ndarray of shape (rows, n_slots)
+    """
+    require_codes(codes)
+    end = codes.sizes["sample"] if stop is None else min(stop, codes.sizes["sample"])
+    for a, b in _bounds(codes, start, end):
+        yield read_codes(codes, slice(a, b))
+
+
+def read_codes(codes: xr.Dataset, rows: slice | NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Read some rows of codes.
+
+    Parameters
+    ----------
+    codes : Dataset of `atom` and `coefficient` over (`sample`, `slot`)
+    rows : slice, or increasing int64 ndarray of shape (n_rows,)
+
+    Returns
+    -------
+    atom, coefficient : ndarray of shape (n_rows, n_slots)
+    """
+    pair = codes["atom"].data[rows], codes["coefficient"].data[rows]
+    atom, coefficient = dask.compute(*pair)
+    return np.asarray(atom), np.asarray(coefficient)
+
+
+def require_codes(codes: Any) -> None:
+    """Refuse a Dataset that cannot hold codes: arrays missing, of other dimensions, or atoms that are no integers.
+
+    Parameters
+    ----------
+    codes : Dataset of `atom` and `coefficient` over (`sample`, `slot`)
+    """
+    missing = [name for name in ("atom", "coefficient") if name not in codes]
+    if missing:
+        raise InputError(f"codes lack {' and '.join(missing)}; pass what transform() or encode() returned")
+    for name in ("atom", "coefficient"):
+        if codes[name].dims != ("sample", "slot"):
+            raise InputError(f"`{name}` of codes has dimensions {codes[name].dims}; need ('sample', 'slot')")
+    require_integers(codes["atom"].dtype)
+
+
+def _bounds(codes: xr.Dataset, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Cut rows at chunk borders where codes are lazy, so that no chunk is read twice."""
+    chunks = getattr(codes["atom"].data, "chunks", None)
+    edges = np.concatenate([[0], np.cumsum(chunks[0])]) if chunks else np.arange(0, stop + BLOCK_ROWS, BLOCK_ROWS)
+    begin = start
+    for edge in edges.tolist():
+        last = min(edge, stop)
+        if last > begin and (last - begin >= BLOCK_ROWS or edge >= stop):
+            yield begin, last
+            begin = last
+
+
+# ---------------------------------------------------------------------------------------------- stores
+
+
+def open_codes(path: PathLike) -> xr.Dataset:
+    """Open a codes store as a Dask-backed dataset, one Dask chunk per Zarr chunk.
+
+    Parameters
+    ----------
+    path : path or fsspec URL
+
+    Returns
+    -------
+    xarray.Dataset
+        `atom` int32 and `coefficient` over (`sample`, `slot`), as `DBKSVD.transform` gives them; the attributes
+        of the store: `n_atoms`, `k`, `params`, `dictionary`, `store` and `metrics` among them.
+    """
+    text, attributes = checked_codes(path)
+    atom, coefficient = codes_readers(text, attributes)
+    rows = {"atom": CheckedAtoms(atom, int(attributes["n_atoms"])), "coefficient": RowsAsArray(coefficient)}
+    variables = {name: (("sample", "slot"), _lazy(array)) for name, array in rows.items()}
+    return xr.Dataset(variables, attrs=attributes)
+
+
+def _lazy(rows: RowsAsArray) -> da.Array:
+    chunks = (rows.reader.chunk_rows, *rows.reader.row_shape)
+    array: da.Array = da.from_array(rows, chunks=chunks, asarray=False)  # type: ignore[no-untyped-call]
+    return array
+
+
+# ---------------------------------------------------------------------------------------------- accessor
+
+
+def codes_html(summary: CodeSummary, k: int) -> str:
+    """Codes: how many, how sparse, which atoms are never or too often active."""
+    facts = {
+        "samples": f"{summary.n_samples:,}",
+        "atoms": f"{summary.n_atoms:,}",
+        "slots": k,
+        "active per sample": f"{summary.l0_mean:.2f} ({summary.l0_min} to {summary.l0_max})",
+        "mean sum of |coefficients|": f"{summary.l1_mean:.4g}",
+        "dead atoms": f"{summary.n_dead:,} on these samples",
+        "over-dense atoms": f"{summary.n_over_dense:,} active on over {summary.over_dense:.0%}",
+        "positive share": f"{summary.sign_balance_mean:.1%}",
+    }
+    return facts_html("Codes", facts)
+
+
+@xr.register_dataset_accessor("dbksvd")
+class CodesAccessor:
+    """`codes.dbksvd`: what codes say about their atoms.
+
+    Parameters
+    ----------
+    codes : Dataset of `atom` and `coefficient` over (`sample`, `slot`), with `n_atoms` in its attributes
+    """
+
+    def __init__(self, codes: xr.Dataset) -> None:
+        self._codes = codes
+        self._moments: CodeMoments | None = None
+
+    def moments(self) -> CodeMoments:
+        """Counts and sums per atom; lazy codes are read once."""
+        if self._moments is None:
+            if "atom" not in self._codes or "n_atoms" not in self._codes.attrs:
+                raise InputError("these are no codes; use what transform(), encode() or open_codes() returned")
+            self._moments = stream_code_moments(
+                lambda: code_blocks(self._codes), int(self._codes.attrs["n_atoms"])
+            )
+        return self._moments
+
+    def summary(self) -> CodeSummary:
+        """L0, L1, dead and over-dense atoms, sign balance."""
+        return code_summary(self.moments())
+
+    def _repr_html_(self) -> str:
+        return codes_html(self.summary(), int(self._codes.sizes["slot"]))
+
+    def __repr__(self) -> str:
+        return repr(self.summary())

@@ -14,20 +14,32 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
-from dbksvd_dask import encoding, plan, train
-from dbksvd_dask.codes import codes_to_csr, decode, decode_csr, make_codes
+from dbksvd_dask._words import parse_bytes
+from dbksvd_dask.codes import (
+    codes_to_csr,
+    decode,
+    decode_csr,
+    feature_coords,
+    label_codes,
+    label_samples,
+    make_codes,
+)
+from dbksvd_dask.dictionary import Dictionary, fit_html
 from dbksvd_dask.errors import InputError
+from dbksvd_dask.evaluate.metrics import variance_explained
 from dbksvd_dask.events import Callback
-from dbksvd_dask.gpu.plan import Placement, Sizes
-from dbksvd_dask.labels import feature_coords, label_codes, label_samples
-from dbksvd_dask.memory import MemoryPlan, parse_bytes
-from dbksvd_dask.metrics import variance_explained
-from dbksvd_dask.params import DEVICES, FitParams, check_choice, check_integer, check_k
-from dbksvd_dask.placement import place
-from dbksvd_dask.reprs import fit_html
-from dbksvd_dask.specs import encode_spec, prior, stored_spec, stored_weights
-from dbksvd_dask.store.dictionary import Dictionary, run_folder
-from dbksvd_dask.store.sources import ArraySource, Source, as_source
+from dbksvd_dask.fit import start
+from dbksvd_dask.fit.history import FitState, History
+from dbksvd_dask.fit.trainer import Trainer, as_dictionary
+from dbksvd_dask.graph.backend import place
+from dbksvd_dask.graph.encode import EncodePlan, build_evaluation, encode_lazily, encode_now
+from dbksvd_dask.graph.sources import ArraySource, Source, as_source
+from dbksvd_dask.plan import units
+from dbksvd_dask.plan.device import Placement, Sizes
+from dbksvd_dask.plan.encoder import encode_spec, prior, stored_spec, stored_weights
+from dbksvd_dask.plan.memory import MemoryPlan
+from dbksvd_dask.plan.params import DEVICES, FitParams, check_choice, check_integer, check_k
+from dbksvd_dask.store.runs import run_folder
 
 _PARAMS = FitParams.__dataclass_fields__
 OUTPUTS = ("codes", "sparse")
@@ -217,7 +229,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             values["validation"] = 0
         return FitParams.checked(**values)
 
-    def _trainer(self, Y: Any, held: Any = None) -> train.Trainer:
+    def _trainer(self, Y: Any, held: Any = None) -> Trainer:
         params = self._params()
         source = as_source(Y, params.chunk_size)
         init = None if isinstance(self.init, str) else _plain(self.init)
@@ -226,7 +238,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             validation = as_source(self.validation, params.chunk_size)
             _check_width(validation, source.n_features, "validation")
         limit = None if self.memory_limit is None else parse_bytes(self.memory_limit)
-        return train.Trainer(source, params, init, validation, self.callbacks, limit)
+        return Trainer(source, params, init, validation, self.callbacks, limit)
 
     def plan(self, Y: Any) -> MemoryPlan:
         """Peak memory per worker process that `fit` would take on the current scheduler; nothing is computed.
@@ -269,7 +281,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         if params.growth is not None:
             raise InputError(f"growth={params.growth} is a schedule over a whole fit; use fit, or growth=None")
         source = as_source(Y, params.chunk_size)
-        state: train.FitState | None = getattr(self, "_state", None)
+        state: FitState | None = getattr(self, "_state", None)
         if state is not None:
             _check_width(source, state.dictionary.shape[1], "Y")
         trainer = self._trainer(source, held=0)
@@ -279,7 +291,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self._keep(state, Y)
         return self
 
-    def _keep(self, state: train.FitState, Y: Any) -> None:
+    def _keep(self, state: FitState, Y: Any) -> None:
         """Publish a state as fitted attributes."""
         self._state = state
         self.components_ = np.array(state.dictionary)
@@ -298,15 +310,15 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def to_dictionary(self) -> Dictionary:
         """Return what was fitted as `open_dictionary` gives it back from a run."""
         check_is_fitted(self, "components_")
-        return train.as_dictionary(self._state, self._params())
+        return as_dictionary(self._state, self._params())
 
-    def _encode_plan(self) -> encoding.EncodePlan:
+    def _encode_plan(self) -> EncodePlan:
         params = self._params()
         dtype = self.components_.dtype
         mean = self.mean_ if self.center else None
         where = _placement(params.device, self.components_, self.chunk_size, params.slots, params.encoder)
         weights = prior(self._state.weights) if params.frequency_prior else None
-        return encoding.EncodePlan(encode_spec(params, self.threshold_), mean, dtype, where, weights)
+        return EncodePlan(encode_spec(params, self.threshold_), mean, dtype, where, weights)
 
     def _checked_source(self, Y: Any) -> Source:
         check_is_fitted(self, "components_")
@@ -359,8 +371,8 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """Variance explained of the samples by their codes, mean over features."""
         source = self._checked_source(Y)
         rows = np.arange(source.n_samples, dtype=np.int64)
-        size = plan.part_rows(source.n_samples, self.chunk_size)
-        graph = encoding.build_evaluation(source, rows, self.components_, self._encode_plan(), size)
+        size = units.part_rows(source.n_samples, self.chunk_size)
+        graph = build_evaluation(source, rows, self.components_, self._encode_plan(), size)
         ((moments, _),) = dask.compute(graph)
         return variance_explained(moments).value
 
@@ -380,7 +392,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return shown
 
 
-def history_dataset(history: train.History) -> xr.Dataset:
+def history_dataset(history: History) -> xr.Dataset:
     """History of a fit as a Dataset over `iteration`."""
     n = max((len(values) for values in history.values()), default=0)
     variables = {name: ("iteration", np.asarray(values)) for name, values in history.items()}
@@ -441,8 +453,8 @@ def encode(
     if atoms.ndim != 2:
         raise InputError(f"dictionary has shape {atoms.shape}; it must be (n_atoms, n_features)")
     source = as_source(Y, chunk_size)
-    dtype = train.working_dtype(source.dtype)
-    D = train.unit_rows(atoms, atoms.shape, dtype)
+    dtype = start.working_dtype(source.dtype)
+    D = start.unit_rows(atoms, atoms.shape, dtype)
     _check_width(source, D.shape[1], "Y")
     params = FitParams.checked(
         n_atoms=D.shape[0],
@@ -452,7 +464,7 @@ def encode(
         **{name: value for name, value in given.items() if value is not None},
     )
     where = _placement(check_choice("device", device, DEVICES), D, chunk_size, k, params.encoder)
-    return label_codes(_encode_source(source, D, encoding.EncodePlan(encode_spec(params), mean, dtype, where)), Y)
+    return label_codes(_encode_source(source, D, EncodePlan(encode_spec(params), mean, dtype, where)), Y)
 
 
 def _encode_fitted(
@@ -467,7 +479,7 @@ def _encode_fitted(
     source = as_source(Y, chunk_size)
     _check_width(source, D.shape[1], "Y")
     where = _placement(check_choice("device", device, DEVICES), D, chunk_size, spec.k, spec.encoder)
-    plan = encoding.EncodePlan(spec, dictionary.mean, D.dtype, where, weights)
+    plan = EncodePlan(spec, dictionary.mean, D.dtype, where, weights)
     return label_codes(_encode_source(source, D, plan), Y)
 
 
@@ -477,13 +489,13 @@ def _placement(device: str, D: np.ndarray, chunk_size: int, k: int, encoder: str
     return place(device, sizes, encoder).placement
 
 
-def _encode_source(source: Source, D: np.ndarray, how: encoding.EncodePlan) -> xr.Dataset:
+def _encode_source(source: Source, D: np.ndarray, how: EncodePlan) -> xr.Dataset:
     attributes = {"n_atoms": int(D.shape[0]), "k": how.spec.k, "encoder": how.spec.encoder}
     if isinstance(source, ArraySource):
-        size = plan.part_rows(source.n_samples, source.chunk_size)
-        atom, coefficient = encoding.encode_now(source, D, how, size)
+        size = units.part_rows(source.n_samples, source.chunk_size)
+        atom, coefficient = encode_now(source, D, how, size)
         return make_codes(atom, coefficient, attributes)
-    return make_codes(*encoding.encode_lazily(source, D, how, source.block_rows), attributes)
+    return make_codes(*encode_lazily(source, D, how, source.block_rows), attributes)
 
 
 def _check_width(source: Source, n_features: int, what: str) -> None:
@@ -501,4 +513,4 @@ def _plain(array: Any) -> np.ndarray:
     return np.asarray(array.data if isinstance(array, xr.DataArray) else array)
 
 
-__all__ = ["DBKSVD", "encode", "history_dataset", "plan"]
+__all__ = ["DBKSVD", "encode", "history_dataset"]

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import ArrayLike, NDArray
 
-from dbksvd_dask.blocks import code_blocks
+from dbksvd_dask.codes import code_blocks
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.evaluate.codes import OVER_DENSE, CodeMoments, density_histogram, stream_code_moments
 from dbksvd_dask.evaluate.coherence import Coherence, coherence

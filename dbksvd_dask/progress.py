@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from dbksvd_dask import events
-from dbksvd_dask.memory import in_bytes
+from dbksvd_dask._words import in_bytes, in_time
 from dbksvd_dask.store.atomic import cannot_write, write_all
 
 logger = logging.getLogger(__name__)
@@ -117,20 +117,6 @@ _HANDLERS: dict[type[events.Event], Callable[[Snapshot, Any], None]] = {
 # ---------------------------------------------------------------------------------------------- words
 
 
-def in_time(seconds: float) -> str:
-    """Write a time span for people.
-
-    >>> in_time(8.4), in_time(75), in_time(7500), in_time(float("nan"))
-    ('8 s', '1:15 min', '2:05 h', '-')
-    """
-    if not math.isfinite(seconds):
-        return "-"
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}:{rest:02d} min" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d} h"
-
-
 def describe_start(event: events.FitStarted) -> str:
     """What is known before the first batch: planned memory, and where to watch."""
     watch = f"; dashboard: {event.dashboard}" if event.dashboard else ""
@@ -153,7 +139,6 @@ def describe(view: Snapshot, short: bool = False) -> str:
 
 
 # ---------------------------------------------------------------------------------------------- terminal
-
 
 # Columns that the whole line of a bar needs.
 WIDE = 110

@@ -22,10 +22,10 @@ import torch
 
 import dbksvd_dask.export.saelens_plugin  # registers the class of our own
 from dbksvd_dask import DBKSVD, codes_to_csr, encode
+from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.export.saelens import export_saelens
 from dbksvd_dask.export.torch_pursuit import pursue
-from dbksvd_dask.kernels.encode import EncodeSpec
-from dbksvd_dask.store.dictionary import Dictionary
+from dbksvd_dask.plan.encoder import EncodeSpec
 from pipelines import tiny_model
 
 Array = npt.NDArray[Any]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dbksvd_dask.store import remote
+from dbksvd_dask.store import paths
 from dbksvd_dask.store.activations import Aligned, create_activations, open_rows
 
 Rows = npt.NDArray[Any]
@@ -81,10 +81,10 @@ def fill_store(
 
 def is_made(path: str, shape: tuple[int, int], dtype: str, attributes: dict[str, Any]) -> bool:
     """Tell whether `path` holds the complete store that these options make."""
-    if not remote.exists(path):
+    if not paths.exists(path):
         return False
     rows = open_rows(path)
-    made = remote.open_zarr(path).attrs.get("provenance")
+    made = paths.open_zarr(path).attrs.get("provenance")
     return (rows.shape, rows.dtype, made) == (shape, np.dtype(dtype), attributes)
 
 

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from dbksvd_dask.demo_data import DEFAULT_STRIDE, PatchPlan, load_photos, plan_patches
+from dbksvd_dask.demo.photographs import DEFAULT_STRIDE, PatchPlan, load_photos, plan_patches
 from dbksvd_dask.errors import DBKSVDError, InputError, StoreError
 from pipelines.filling import Chunk, fill_store, say
 

@@ -36,8 +36,9 @@ from sae_bench.evals.sparse_probing.eval_config import SparseProbingEvalConfig
 from sae_bench.sae_bench_utils.activation_collection import create_meaned_model_activations
 from transformer_lens import HookedTransformer
 
+from dbksvd_dask.evaluate.metrics import fvu_explained, mean_relative_error, variance_explained
 from dbksvd_dask.export.saebench import SAEBenchDictionary
-from dbksvd_dask.metrics import fvu_explained, mean_relative_error, moments, variance_explained
+from dbksvd_dask.kernels.moments import moments
 from pipelines import tiny_model
 from pipelines.corpus import WORDNET, Corpus, choose_texts, read_texts, read_wordnet
 

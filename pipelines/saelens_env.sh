@@ -1,5 +1,5 @@
 #!/bin/sh
-# An environment with SAELens and this package, for check_saelens.py and tests/test_export_torch.py.
+# An environment with SAELens and this package, for check_saelens.py and tests/export/test_torch.py.
 #   sh pipelines/saelens_env.sh FOLDER
 set -eu
 folder=${1:?say where: sh pipelines/saelens_env.sh FOLDER}

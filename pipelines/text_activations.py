@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dbksvd_dask.errors import DBKSVDError, InputError, StoreError
-from dbksvd_dask.store import atomic, remote
+from dbksvd_dask.store import atomic, paths
 from dbksvd_dask.store.activations import Aligned
 from pipelines.corpus import WORDNET, Corpus, choose_texts, read_texts, read_wordnet
 from pipelines.filling import Chunk, Report, Rows, fill_store, say
@@ -266,7 +266,7 @@ def texts_path(store: str) -> str:
     >>> texts_path("data/tokens.zarr")
     'data/tokens.txt'
     """
-    return remote.normalise(store).removesuffix(".zarr") + ".txt"
+    return paths.normalise(store).removesuffix(".zarr") + ".txt"
 
 
 def write_store(
@@ -295,7 +295,7 @@ def write_store(
         report=report,
     )
     # last, so that a run with --force that dies leaves the old store with its old texts
-    if written or not remote.exists(texts_path(path)):
+    if written or not paths.exists(texts_path(path)):
         atomic.write_bytes(texts_path(path), content)
     return written
 

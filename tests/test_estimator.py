@@ -65,7 +65,7 @@ def test_parameters_of_estimator_and_fit_agree():
     """One default in two places would be a bug waiting: the estimator's must be the library's."""
     import inspect
 
-    from dbksvd_dask.params import FitParams
+    from dbksvd_dask.plan.params import FitParams
 
     signature = inspect.signature(DBKSVD).parameters
     for name, field in FitParams.__dataclass_fields__.items():

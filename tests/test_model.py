@@ -7,7 +7,7 @@ import xarray as xr
 import zarr
 
 from dbksvd_dask import DBKSVD, codes_to_csr, encode, events
-from tests import naive
+from tests.naive import kernels
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_codes_reconstruct_and_score_is_variance_explained(model, Y):
     codes = model.transform(Y)
     assert codes["atom"].dtype == np.int32
     assert codes["coefficient"].dtype == np.float32
-    X = naive.dense(codes["atom"].values, codes["coefficient"].values, 32)
+    X = kernels.dense(codes["atom"].values, codes["coefficient"].values, 32)
     expected = X @ model.components_ + model.mean_
     np.testing.assert_allclose(model.inverse_transform(codes), expected, atol=1e-5)
     explained = 1 - np.mean((Y - expected).var(axis=0) / Y.var(axis=0))
@@ -63,7 +63,7 @@ def test_codes_as_scipy_matrix(model, Y):
     matrix = codes_to_csr(codes)
     assert matrix.shape == (400, 32)
     np.testing.assert_allclose(
-        matrix.toarray(), naive.dense(codes["atom"].values, codes["coefficient"].values, 32), atol=1e-6
+        matrix.toarray(), kernels.dense(codes["atom"].values, codes["coefficient"].values, 32), atol=1e-6
     )
 
 
@@ -139,20 +139,20 @@ def test_warm_start_from_an_array(Y, model):
 
 
 def test_init_from_data_takes_samples(Y):
-    from dbksvd_dask.params import FitParams
-    from dbksvd_dask.store.sources import as_source
-    from dbksvd_dask.train import Trainer
+    from dbksvd_dask.fit.trainer import Trainer
+    from dbksvd_dask.graph.sources import as_source
+    from dbksvd_dask.plan.params import FitParams
 
     trainer = Trainer(as_source(Y, 64), FitParams.checked(n_atoms=32, k=3, init="data", center=False))
     atoms = trainer.start().dictionary
-    directions = naive.unit_rows(Y)
+    directions = kernels.unit_rows(Y)
     assert (np.abs(atoms @ directions.T).max(axis=1) > 1 - 1e-5).all()
 
 
 def test_validation_rows_never_train(Y):
-    from dbksvd_dask.params import FitParams
-    from dbksvd_dask.store.sources import as_source
-    from dbksvd_dask.train import Trainer
+    from dbksvd_dask.fit.trainer import Trainer
+    from dbksvd_dask.graph.sources import as_source
+    from dbksvd_dask.plan.params import FitParams
 
     trainer = Trainer(as_source(Y, 64), FitParams.checked(n_atoms=32, k=3, batch_size=90, validation=40))
     held = set(trainer.stream.validation_rows().tolist())

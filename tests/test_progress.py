@@ -13,8 +13,9 @@ import pytest
 from rich.console import Console
 
 from dbksvd_dask import events, progress
-from dbksvd_dask.cli import watch
-from tests import clusters
+from dbksvd_dask.cli import output
+from dbksvd_dask.store import atomic
+from tests.helpers import clusters
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +185,7 @@ def test_a_narrow_terminal_shows_the_time_left_and_cuts_nothing(seen):
 
 def test_a_line_is_written_every_ten_seconds_and_at_once_when_something_is_wrong(capsys):
     now = [0.0]
-    lines = watch.Lines(10.0, lambda: now[0])
+    lines = output.Lines(10.0, lambda: now[0])
 
     def at(second, event):
         now[0] = second
@@ -200,12 +201,12 @@ def test_a_line_is_written_every_ten_seconds_and_at_once_when_something_is_wrong
 
 
 def test_a_command_without_a_terminal_writes_lines(capsys, monkeypatch):
-    monkeypatch.setattr(watch, "LINE_EVERY", 0.0)
-    with watch.watching(as_json=False) as callbacks:
+    monkeypatch.setattr(output, "LINE_EVERY", 0.0)
+    with output.watching(as_json=False) as callbacks:
         for callback in callbacks:
             callback(finished(0))
     assert capsys.readouterr().err.startswith("fit: 1 of 4 batches")
-    with watch.watching(as_json=True) as callbacks:
+    with output.watching(as_json=True) as callbacks:
         assert callbacks == []
 
 
@@ -244,7 +245,7 @@ def test_a_log_without_room_leaves_out_events_says_so_once_and_holds_whole_lines
         if len(view) > left:
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(progress, "write_all", write_some)
+    monkeypatch.setattr(atomic, "write_all", write_some)
     with progress.JsonLines(path) as log:
         for _ in range(9):
             log(events.CheckpointWritten("a", 1))

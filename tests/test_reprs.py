@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dbksvd_dask import DBKSVD, reprs
+from dbksvd_dask import DBKSVD, _words
 from dbksvd_dask.codes import make_codes
 from dbksvd_dask.errors import InputError
-
-from .report_parts import dictionary_of, unit
+from tests.helpers.report_parts import dictionary_of, unit
 
 
 @pytest.fixture(scope="module")
@@ -59,13 +58,13 @@ def test_codes_that_do_not_say_their_atoms_are_refused():
 
 
 def test_a_sparkline_spans_its_box():
-    assert "1.0,18.0" in reprs.sparkline([1.0, 3.0], width=50, height=20)
-    assert "49.0,2.0" in reprs.sparkline([1.0, 3.0], width=50, height=20)
-    assert "nan" not in reprs.sparkline([1.0, np.nan, 3.0])
+    assert "1.0,18.0" in _words.sparkline([1.0, 3.0], width=50, height=20)
+    assert "49.0,2.0" in _words.sparkline([1.0, 3.0], width=50, height=20)
+    assert "nan" not in _words.sparkline([1.0, np.nan, 3.0])
 
 
 def test_a_dictionary_in_one_line(tmp_path):
-    from dbksvd_dask.store.dictionary import Dictionary
+    from dbksvd_dask.dictionary import Dictionary
 
     D = Dictionary(np.eye(4, 6, dtype=np.float32), None, {"n_atoms": 4, "k": 2}, source="store.zarr", iteration=3)
     assert repr(D) == "<Dictionary: 4 atoms of 6 features, k=2, 3 batches, fitted on store.zarr>"

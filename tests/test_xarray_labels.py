@@ -7,7 +7,7 @@ import pytest
 import xarray as xr
 
 from dbksvd_dask import DBKSVD, encode
-from dbksvd_dask.labels import LABELLED
+from dbksvd_dask.codes import LABELLED
 
 OPTIONS = {"n_iter": 2, "batch_size": 64, "validation": 0}
 

@@ -1,4 +1,7 @@
-"""The command line: each command sets up logging and progress, then makes one library call."""
+"""The command line: each command sets up logging and progress, then makes one library call.
+
+May know everything; nothing knows it.
+"""
 
 from __future__ import annotations
 

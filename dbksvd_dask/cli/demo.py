@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dbksvd_dask.cli import common, options
+from dbksvd_dask.cli import options, output
 
 if TYPE_CHECKING:
-    from dbksvd_dask.demo import DemoResult
+    from dbksvd_dask.demo.run import DemoResult
 
 
 @click.command("demo")
 @click.argument("folder", metavar="[OUT]", type=click.Path(file_okay=False), default="demo-out")
 @click.option("--force", is_flag=True, help="Replace the results of an earlier demo in OUT.")
 @options.scheduler_options
-@common.json_option
+@output.json_option
 def command(folder: str, force: bool, as_json: bool, **given: Any) -> None:
     """See it work: patches of two photographs, a dictionary of them, and a photograph back from its codes.
 
@@ -31,12 +31,12 @@ def command(folder: str, force: bool, as_json: bool, **given: Any) -> None:
     dbksvd demo somewhere/else --force
     """  # noqa: D301 - click needs the backspace character itself
     from dbksvd_dask import cluster, progress
-    from dbksvd_dask.demo import run_demo
+    from dbksvd_dask.demo.run import run_demo
 
     with cluster.connect(**options.connection(given)), progress.subscribers(bar=not as_json) as callbacks:
         result = run_demo(folder, force=force, callbacks=callbacks)
     if as_json:
-        common.report(asdict(result), as_json)
+        output.report(asdict(result), as_json)
     else:
         _show(result)
 

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dbksvd_dask.cli import common, options
-from dbksvd_dask.cli.watch import watching
+from dbksvd_dask import _words
+from dbksvd_dask.cli import options, output
+from dbksvd_dask.cli.output import watching
 
 if TYPE_CHECKING:
-    from dbksvd_dask.encode_job import EncodeResult
+    from dbksvd_dask.jobs.encode import EncodeResult
 
 # how to encode; None: as the dictionary was fitted
 PARAMETERS: dict[str, Any] = {
@@ -40,9 +41,9 @@ PARAMETERS: dict[str, Any] = {
 @click.option("--resume", is_flag=True, help="Has no effect: an interrupted encode always resumes.")
 @click.option("--log", type=click.Path(dir_okay=False), help="Also write every event to this file, as JSON lines.")
 @options.scheduler_options
-@common.force_option
-@common.plan_option
-@common.json_option
+@output.force_option
+@output.plan_option
+@output.json_option
 def command(store: str, dictionary: str, path: str, as_json: bool, show_plan: bool, **given: Any) -> None:
     """Encode every sample of STORE with the dictionary of RUN, to the codes store OUT.
 
@@ -59,16 +60,16 @@ def command(store: str, dictionary: str, path: str, as_json: bool, show_plan: bo
     dbksvd encode store.zarr run codes.zarr --encoder omp --workers 4
     """  # noqa: D301 - click needs the backspace character itself
     from dbksvd_dask import cluster
-    from dbksvd_dask.encode_job import encode_store
+    from dbksvd_dask.jobs.encode import encode_store
 
     where = options.connection(given)
     store, path = options.seen_by_workers(store, where), options.seen_by_workers(path, where)
     if show_plan:
-        common.report(_plan(store, dictionary, path, **given), as_json)
+        output.report(_plan(store, dictionary, path, **given), as_json)
         return
     with cluster.connect(**where), watching(as_json, given.pop("log")) as callbacks:
         result = encode_store(store, dictionary, path, callbacks=callbacks, **given)
-    common.report(asdict(result), as_json, _describe(result, given["part"]))
+    output.report(asdict(result), as_json, _describe(result, given["part"]))
 
 
 def _describe(result: EncodeResult, part: tuple[int, int] | None) -> str:
@@ -77,7 +78,7 @@ def _describe(result: EncodeResult, part: tuple[int, int] | None) -> str:
     if not result.finished and part is not None:
         return (
             f"{result.path}: part {part[0]}/{part[1]} done, {result.samples_written} samples in "
-            f"{common.format_seconds(result.seconds)}{kept}; when all parts are done, run with --finish"
+            f"{_words.format_seconds(result.seconds)}{kept}; when all parts are done, run with --finish"
         )
     numbers = result.metrics
     figures = [
@@ -90,8 +91,8 @@ def _describe(result: EncodeResult, part: tuple[int, int] | None) -> str:
     ]
     figures.append(f"{numbers['n_dead']} of {result.n_atoms} atoms unused")
     return (
-        f"{result.path}: {result.n_samples} samples, k={result.k} ({common.format_bytes(result.nbytes)}) in "
-        f"{common.format_seconds(result.seconds)}{kept}; {', '.join(figures)}"
+        f"{result.path}: {result.n_samples} samples, k={result.k} ({_words.format_bytes(result.nbytes)}) in "
+        f"{_words.format_seconds(result.seconds)}{kept}; {', '.join(figures)}"
     )
 
 
@@ -99,11 +100,11 @@ def _plan(store: str, dictionary: str, path: str, **given: Any) -> dict[str, Any
     """What the encode would take."""
     import dask
 
-    from dbksvd_dask.cli.estimate import ENCODE_RATIO, START_UP, product_speed, read_speed
-    from dbksvd_dask.encode_job import EncodeJob
-    from dbksvd_dask.encoding import BLOCK_ROWS
-    from dbksvd_dask.memory import BASE_BYTES
-    from dbksvd_dask.plan import TILE_ROWS
+    from dbksvd_dask.jobs._units import BLOCK_ROWS
+    from dbksvd_dask.jobs.encode import EncodeJob
+    from dbksvd_dask.jobs.estimate import ENCODE_RATIO, START_UP, product_speed, read_speed
+    from dbksvd_dask.plan.memory import BASE_BYTES
+    from dbksvd_dask.plan.units import TILE_ROWS
 
     part = given.pop("part")
     for name in ("finish", "resume", "log"):

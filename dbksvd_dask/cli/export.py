@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dbksvd_dask.cli import common
+from dbksvd_dask.cli import output
 
 if TYPE_CHECKING:
     from dbksvd_dask.export.saelens import ExportResult
@@ -50,7 +50,7 @@ def _shared(function: F) -> F:
                 help="Whether sequences began with the token that marks a beginning.",
             ),
             click.option("--force", is_flag=True, help="Replace OUT if it is an earlier export."),
-            common.json_option,
+            output.json_option,
         ]
     ):
         function = option(function)
@@ -79,10 +79,10 @@ def saelens(run: str, path: str, as_json: bool, **options: Any) -> None:
     dbksvd export saelens run sae --model-name ... --hook-name ... --form plugin --codes codes.zarr
     """  # noqa: D301 - click needs the backspace character itself
     from dbksvd_dask.export.saelens import export_saelens
-    from dbksvd_dask.store.dictionary import open_dictionary
+    from dbksvd_dask.store.runs import open_dictionary
 
     result = export_saelens(open_dictionary(run), path, **_library_options(options))
-    common.report(asdict(result), as_json, _describe(result))
+    output.report(asdict(result), as_json, _describe(result))
 
 
 @command.command("hf")
@@ -101,10 +101,10 @@ def huggingface(run: str, path: str, as_json: bool, **options: Any) -> None:
     hf upload me/gpt2-atoms folder
     """  # noqa: D301 - click needs the backspace character itself
     from dbksvd_dask.export.huggingface import export_huggingface
-    from dbksvd_dask.store.dictionary import open_dictionary
+    from dbksvd_dask.store.runs import open_dictionary
 
     result = export_huggingface(open_dictionary(run), path, **_library_options(options))
-    common.report(asdict(result), as_json, _describe(result))
+    output.report(asdict(result), as_json, _describe(result))
 
 
 def _describe(result: ExportResult) -> str:

@@ -10,9 +10,10 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from dbksvd_dask.cli import common, options
-from dbksvd_dask.cli.watch import watching
-from dbksvd_dask.params import FitParams
+from dbksvd_dask import _words
+from dbksvd_dask.cli import options, output
+from dbksvd_dask.cli.output import watching
+from dbksvd_dask.plan.params import FitParams
 
 # every parameter of DBKSVD but `checkpoint`, which is RUN, and `callbacks`; a test compares
 PARAMETERS: dict[str, Any] = {
@@ -32,8 +33,8 @@ PARAMETERS: dict[str, Any] = {
 @click.option("--log", type=click.Path(dir_okay=False), help="Also write every event to this file, as JSON lines.")
 @options.scheduler_options
 @click.option("--force", is_flag=True, help="Throw away the fit that is in RUN.")
-@common.plan_option
-@common.json_option
+@output.plan_option
+@output.json_option
 @click.pass_context
 def command(ctx: click.Context, /, store: str, run: str, as_json: bool, show_plan: bool, **given: Any) -> None:
     """Learn a dictionary from the samples of STORE, into the folder RUN.
@@ -49,7 +50,7 @@ def command(ctx: click.Context, /, store: str, run: str, as_json: bool, show_pla
     dbksvd fit store.zarr run --resume --n-iter 80
     dbksvd fit store.zarr run --n-atoms 16384 --k 64 --scheduler tcp://head:8786 --log run.jsonl
     """  # noqa: D301 - click needs the backspace character itself
-    from dbksvd_dask.store.dictionary import run_folder
+    from dbksvd_dask.store.runs import run_folder
 
     where, log = options.connection(given), given.pop("log")
     resume, force = given.pop("resume"), given.pop("force")
@@ -57,9 +58,9 @@ def command(ctx: click.Context, /, store: str, run: str, as_json: bool, show_pla
     run = run_folder(run)
     params = _parameters(ctx, run, given, resume)
     if show_plan:
-        common.report(_plan(store, params, where), as_json)
+        output.report(_plan(store, params, where), as_json)
         return
-    common.report(*_fit(store, run, params, resume, force, where, log, as_json))
+    output.report(*_fit(store, run, params, resume, force, where, log, as_json))
 
 
 def _parameters(ctx: click.Context, run: str, given: dict[str, Any], resume: bool) -> dict[str, Any]:
@@ -82,7 +83,7 @@ def _was_given(ctx: click.Context, name: str) -> bool:
 
 def _stored(run: str) -> dict[str, Any]:
     """Parameters of the fit in a folder; none when there is no fit yet."""
-    from dbksvd_dask.store.dictionary import latest_checkpoint, readable_checkpoint
+    from dbksvd_dask.store.runs import latest_checkpoint, readable_checkpoint
 
     if latest_checkpoint(run) is None:
         return {}
@@ -106,7 +107,7 @@ def _fit(
     """Run the fit; what to report."""
     from dbksvd_dask import cluster
     from dbksvd_dask.model import DBKSVD
-    from dbksvd_dask.store.rows import open_rows
+    from dbksvd_dask.store.reader import open_rows
 
     open_rows(store)  # a missing store needs no cluster
     began = time.perf_counter()
@@ -131,7 +132,7 @@ def _describe(run: str, model: Any, last: dict[str, float | None], seconds: floa
         )
         if last.get(name) is not None
     ]
-    done = f"{model.n_iter_} iteration{'s' * (model.n_iter_ != 1)} in {common.format_seconds(seconds)}"
+    done = f"{model.n_iter_} iteration{'s' * (model.n_iter_ != 1)} in {_words.format_seconds(seconds)}"
     told = f"; {', '.join(figures)}" if figures else ""  # samples that are all alike have no error
     return f"{run}: {model.n_atoms} atoms, k={model.k}, {done}{told}"
 
@@ -139,10 +140,10 @@ def _describe(run: str, model: Any, last: dict[str, float | None], seconds: floa
 def _plan(store: str, params: dict[str, Any], where: dict[str, Any]) -> dict[str, Any]:
     """What the fit would take; on a running cluster as it is now, with --workers on one process as a bound."""
     from dbksvd_dask import cluster
-    from dbksvd_dask.cli.estimate import ITERATION_RATIO, START_UP, product_speed, read_speed
+    from dbksvd_dask.fit.trainer import MEAN_ROWS
+    from dbksvd_dask.jobs.estimate import ITERATION_RATIO, START_UP, product_speed, read_speed
     from dbksvd_dask.model import DBKSVD
-    from dbksvd_dask.store.rows import open_rows
-    from dbksvd_dask.train import MEAN_ROWS
+    from dbksvd_dask.store.reader import open_rows
 
     reader = open_rows(store)
     with cluster.connect(**{**where, "workers": None}):

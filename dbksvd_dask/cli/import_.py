@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from dbksvd_dask.cli import common
+from dbksvd_dask import _words
+from dbksvd_dask.cli import output
 
 
 @click.command("import")
@@ -33,10 +34,10 @@ from dbksvd_dask.cli import common
 @click.option("--source-row", is_flag=True, help="Keep the number that each row had in the files.")
 @click.option("--chunk-rows", type=click.IntRange(1), help="Rows per chunk; default: 16 to 32 MiB.")
 @click.option("--compressor", type=click.Choice(["zstd", "blosc"]), help="Default: none, which reads fastest.")
-@common.verify_option
-@common.force_option
-@common.plan_option
-@common.json_option
+@output.verify_option
+@output.force_option
+@output.plan_option
+@output.json_option
 def command(source: str, path: str, as_json: bool, show_plan: bool, **options: Any) -> None:
     """Turn activations on disk into a store that `fit` and `encode` read at full speed.
 
@@ -53,18 +54,18 @@ def command(source: str, path: str, as_json: bool, show_plan: bool, **options: A
     dbksvd import cache/ store.zarr --drop-first-token --drop-outliers 10
     dbksvd import acts.bin store.zarr --dtype bfloat16 --n-features 2304
     """  # noqa: D301 - click needs the backspace character itself
-    from dbksvd_dask.import_job import import_activations
+    from dbksvd_dask.jobs.import_ import import_activations
 
     if show_plan:
         planned = _plan(source, path, **options)
-        common.report(planned, as_json)
+        output.report(planned, as_json)
         return
-    with common.progress(as_json) as callbacks:
+    with output.progress(as_json) as callbacks:
         result = import_activations(source, path, callbacks=callbacks, **options)
     text = (
         f"{result.path}: {result.n_samples} x {result.n_features} {result.dtype} "
-        f"({common.format_bytes(result.nbytes)}) from {result.n_files} file(s) in "
-        f"{common.format_seconds(result.seconds)}"
+        f"({_words.format_bytes(result.nbytes)}) from {result.n_files} file(s) in "
+        f"{_words.format_seconds(result.seconds)}"
     )
     if options["verify"]:
         text += ", read back and compared"
@@ -72,13 +73,13 @@ def command(source: str, path: str, as_json: bool, show_plan: bool, **options: A
         text += f"; went on after {result.chunks_kept} of {result.chunks_kept + result.chunks_written} chunks"
     if any(result.dropped.values()):
         text += "; rows left out: " + ", ".join(f"{k} {v}" for k, v in result.dropped.items() if v)
-    common.report(asdict(result), as_json, text)
+    output.report(asdict(result), as_json, text)
 
 
 def _plan(source: str, path: str, **options: Any) -> dict[str, Any]:
-    from dbksvd_dask.import_job import ImportJob
     from dbksvd_dask.importers.selection import Rules
-    from dbksvd_dask.job_tools import storing_threads
+    from dbksvd_dask.jobs.base import storing_threads
+    from dbksvd_dask.jobs.import_ import ImportJob
     from dbksvd_dask.store.chunk_file import PIECE_BYTES
     from dbksvd_dask.store.dtypes import stored_dtype
 
@@ -92,7 +93,7 @@ def _plan(source: str, path: str, **options: Any) -> dict[str, Any]:
         began = time.perf_counter()
         sample = job.rows.read(0, min(rows, job.chunk_rows))
         read = (time.perf_counter() - began) / sample.nbytes
-        write = common.write_seconds(path)
+        write = output.write_seconds(path)
         passes = 2 if rules.reads_rows else 1
         # rows that lie in their files as they are stored go piece by piece, others by whole chunks
         streamed = rules.keep_all and job.rows.spans(0, min(rows, job.chunk_rows)) is not None
@@ -112,6 +113,6 @@ def _plan(source: str, path: str, **options: Any) -> dict[str, Any]:
         "passes": passes,
         "read_bytes": total * passes,
         "written_bytes": total,
-        "memory_bytes": memory + common.BASE_BYTES,
+        "memory_bytes": memory + output.BASE_BYTES,
         "estimated_seconds": seconds,
     }

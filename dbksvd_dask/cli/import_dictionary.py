@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from dbksvd_dask.cli import common
+from dbksvd_dask.cli import output
 
 
 @click.command("import-dictionary")
@@ -22,7 +22,7 @@ from dbksvd_dask.cli import common
 )
 @click.option("--drop-zero", is_flag=True, help="Leave out atoms of norm 0.")
 @click.option("--force", is_flag=True, help="Replace DST if it is a dictionary.")
-@common.json_option
+@output.json_option
 def command(source: str, path: str, force: bool, as_json: bool, **options: Any) -> None:
     """Read a SAELens folder, a .safetensors or a .npy file as the dictionary DST.
 
@@ -49,4 +49,4 @@ def command(source: str, path: str, force: bool, as_json: bool, **options: Any) 
         "normalised": changes.get("normalised", False),
         "dropped": None if "kept" not in changes else "atoms of norm 0",
     }
-    common.report(fields, as_json)
+    output.report(fields, as_json)

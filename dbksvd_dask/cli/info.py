@@ -12,19 +12,19 @@ from typing import Any
 
 import click
 
-from dbksvd_dask.cli import common
+from dbksvd_dask.cli import output
 from dbksvd_dask.errors import InputError
-from dbksvd_dask.store import remote
+from dbksvd_dask.store import paths
 
 Describer = Callable[[str, bool], dict[str, Any] | None]
 
 # asked in this order; "module:function" with the signature of `Describer` (path, verify)
 DESCRIBERS: list[str] = [
-    "dbksvd_dask.cli.info_results:describe_codes",
-    "dbksvd_dask.cli.info_results:describe_dictionary",
-    "dbksvd_dask.cli.info_activations:describe_unfinished",
-    "dbksvd_dask.cli.info_activations:describe_activations",
-    "dbksvd_dask.cli.info_activations:describe_source",
+    "dbksvd_dask.cli.describe:describe_codes",
+    "dbksvd_dask.cli.describe:describe_dictionary",
+    "dbksvd_dask.cli.describe:describe_unfinished",
+    "dbksvd_dask.cli.describe:describe_activations",
+    "dbksvd_dask.cli.describe:describe_source",
 ]
 
 
@@ -38,14 +38,14 @@ def describe(path: str, verify: bool = False) -> dict[str, Any]:
     verify : bool
         Also read everything and compare checksums; what has none is refused.
     """
-    if not remote.exists(path):
-        unfinished = remote.exists(f"{remote.normalise(path)}.partial")
+    if not paths.exists(path):
+        unfinished = paths.exists(f"{paths.normalise(path)}.partial")
         hint = f"; unfinished work is at {path}.partial" if unfinished else ""
         raise InputError(f"nothing at {path}{hint}")
     for entry in DESCRIBERS:
         module, function = entry.split(":")
         describer: Describer = getattr(importlib.import_module(module), function)
-        found = describer(remote.normalise(path), verify)
+        found = describer(paths.normalise(path), verify)
         if found is not None:
             return found
     raise InputError(f"{path} is nothing that dbksvd knows; `dbksvd import --help` lists what can be imported")
@@ -54,7 +54,7 @@ def describe(path: str, verify: bool = False) -> dict[str, Any]:
 @click.command("info")
 @click.argument("path", type=click.Path())
 @click.option("--verify", is_flag=True, help="Read everything and compare it with the checksums.")
-@common.json_option
+@output.json_option
 def command(path: str, verify: bool, as_json: bool) -> None:
     """Describe a store, a dictionary, codes, a checkpoint, or files that can be imported.
 
@@ -63,4 +63,4 @@ def command(path: str, verify: bool, as_json: bool) -> None:
     dbksvd info store.zarr --verify
     dbksvd info activations.safetensors
     """  # noqa: D301 - click needs the backspace character itself
-    common.report(describe(path, verify), as_json)
+    output.report(describe(path, verify), as_json)

@@ -11,9 +11,9 @@ from typing import NoReturn
 
 import click
 
-from dbksvd_dask.cli.common import say
+from dbksvd_dask._safe_text import printable, redacted
+from dbksvd_dask.cli.output import say
 from dbksvd_dask.errors import DBKSVDError
-from dbksvd_dask.safe_text import printable, redacted
 
 # name -> module holding a click command called `command`; loaded on use, so `dbksvd --help` stays quick
 COMMANDS: dict[str, tuple[str, str]] = {

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from dbksvd_dask.errors import InputError
-from dbksvd_dask.params import _CHOICES, FitParams
+from dbksvd_dask.plan.params import _CHOICES, FitParams
 
 F = TypeVar("F", bound=Callable[..., Any])
 

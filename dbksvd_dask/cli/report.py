@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from dbksvd_dask.cli import common
+from dbksvd_dask import _words
+from dbksvd_dask.cli import output
 
 
 class Shape(click.ParamType):  # type: ignore[type-arg]
@@ -43,7 +44,7 @@ class Shape(click.ParamType):  # type: ignore[type-arg]
 @click.option("--max-samples", type=click.IntRange(1), help="Use only the first so many samples.")
 @click.option("--n-top", type=click.IntRange(1), default=10, show_default=True, help="Strongest samples per atom.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of what is drawn at random.")
-@common.json_option
+@output.json_option
 def command(run: str, codes: str, out: str, as_json: bool, **options: Any) -> None:
     """Write a page to look through a dictionary with: one HTML file that opens from disk, without a network.
 
@@ -61,5 +62,5 @@ def command(run: str, codes: str, out: str, as_json: bool, **options: Any) -> No
     began = time.perf_counter()
     path = write_report(run, codes, out, **options)
     nbytes, seconds = os.path.getsize(path), time.perf_counter() - began
-    text = f"{path}: {common.format_bytes(nbytes)} in {common.format_seconds(seconds)}"
-    common.report({"path": path, "nbytes": nbytes, "seconds": seconds}, as_json, text)
+    text = f"{path}: {_words.format_bytes(nbytes)} in {_words.format_seconds(seconds)}"
+    output.report({"path": path, "nbytes": nbytes, "seconds": seconds}, as_json, text)

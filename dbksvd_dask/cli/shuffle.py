@@ -8,21 +8,22 @@ from typing import Any
 
 import click
 
-from dbksvd_dask.cli import common
+from dbksvd_dask import _words
+from dbksvd_dask.cli import output
 
 
 @click.command("shuffle")
 @click.argument("source", metavar="SRC", type=click.Path())
 @click.argument("path", metavar="DST", type=click.Path())
 @click.option("--seed", type=click.IntRange(0), required=True, help="Decides the order.")
-@click.option("--block-bytes", type=common.Size(), help="Mixed in memory at a time; default: 128MiB.")
+@click.option("--block-bytes", type=output.Size(), help="Mixed in memory at a time; default: 128MiB.")
 @click.option("--chunk-rows", type=click.IntRange(1), help="Rows per chunk; default: as in SRC.")
 @click.option("--compressor", type=click.Choice(["zstd", "blosc"]), help="Default: none, which reads fastest.")
 @click.option("--scratch", type=click.Path(), help="Folder for the first pass; default: beside DST.")
-@common.verify_option
-@common.force_option
-@common.plan_option
-@common.json_option
+@output.verify_option
+@output.force_option
+@output.plan_option
+@output.json_option
 def command(source: str, path: str, as_json: bool, show_plan: bool, **options: Any) -> None:
     """Mix the rows of a store, so that every batch of a fit is a sample of the whole.
 
@@ -37,22 +38,22 @@ def command(source: str, path: str, as_json: bool, show_plan: bool, **options: A
     \b
     dbksvd shuffle store.zarr mixed.zarr --seed 0
     """  # noqa: D301 - click needs the backspace character itself
-    from dbksvd_dask.shuffle_job import shuffle_activations
+    from dbksvd_dask.jobs.shuffle import shuffle_activations
 
     if show_plan:
-        common.report(_plan(source, path, **options), as_json)
+        output.report(_plan(source, path, **options), as_json)
         return
-    with common.progress(as_json) as callbacks:
+    with output.progress(as_json) as callbacks:
         result = shuffle_activations(source, path, callbacks=callbacks, **options)
     text = (
-        f"{result.path}: {result.n_samples} x {result.n_features} ({common.format_bytes(result.nbytes)}) in "
-        f"{common.format_seconds(result.seconds)}; variance of batch means relative to a full shuffle: "
+        f"{result.path}: {result.n_samples} x {result.n_features} ({_words.format_bytes(result.nbytes)}) in "
+        f"{_words.format_seconds(result.seconds)}; variance of batch means relative to a full shuffle: "
         f"{_figure(result.mixing_after)} (before: {_figure(result.mixing_before)})"
     )
     kept, done = result.chunks_kept + result.blocks_kept, result.chunks_written + result.blocks_written
     if kept:
         text += f"; went on after {kept} of {kept + done} parts"
-    common.report(asdict(result), as_json, text)
+    output.report(asdict(result), as_json, text)
 
 
 def _figure(value: float | None) -> str:
@@ -60,8 +61,8 @@ def _figure(value: float | None) -> str:
 
 
 def _plan(source: str, path: str, **options: Any) -> dict[str, Any]:
-    from dbksvd_dask.shuffle_job import ShuffleJob
-    from dbksvd_dask.shuffle_pick import MOST_MAPPED_BYTES
+    from dbksvd_dask.jobs._passes import MOST_MAPPED_BYTES
+    from dbksvd_dask.jobs.shuffle import ShuffleJob
     from dbksvd_dask.store.writer import require_free
 
     job = ShuffleJob(source, path, **options)
@@ -69,7 +70,7 @@ def _plan(source: str, path: str, **options: Any) -> dict[str, Any]:
     began = time.perf_counter()
     sample = job.reader.read_stored(*job.reader.chunk_bounds(0))
     read = (time.perf_counter() - began) / sample.nbytes
-    write = common.write_seconds(path)
+    write = output.write_seconds(path)
     passes = 1 if job.fits_one_pass() else 2
     block = job.plan.block_rows * job.nbytes / job.plan.n_samples
     mapped = job.reader.nbytes if job.reader.nbytes <= MOST_MAPPED_BYTES else 0
@@ -85,6 +86,6 @@ def _plan(source: str, path: str, **options: Any) -> dict[str, Any]:
         "written_bytes": passes * job.nbytes,
         "scratch": job.scratch if passes == 2 else None,
         "scratch_bytes": job.nbytes if passes == 2 else 0,
-        "memory_bytes": round(memory) + common.BASE_BYTES,
+        "memory_bytes": round(memory) + output.BASE_BYTES,
         "estimated_seconds": None if write is None else job.nbytes * (2 * read + passes * write / (1 << 25)),
     }

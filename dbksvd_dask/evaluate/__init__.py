@@ -11,4 +11,6 @@ Every measurement of samples takes blocks of rows, in any number, and merges par
 | `matching`, `ground_truth`, `stability` | one dictionary against another, a truth, other runs |
 | `probing` | how well a few atoms tell classes apart |
 | `autointerp` | words for atoms, and a score for the words |
+
+May know kernels and dictionaries; no stores, no Dask graphs.
 """

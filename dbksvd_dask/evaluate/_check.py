@@ -1,14 +1,54 @@
 """Checks of what users hand in, each with a message that says what to change."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dbksvd_dask.blocks import check_atoms, require_integers
 from dbksvd_dask.errors import InputError, MismatchError
 from dbksvd_dask.kernels._jit import kernel_input
+
+
+def require_integers(dtype: Any) -> None:
+    """Refuse indices of atoms that are no integers."""
+    if not np.issubdtype(dtype, np.integer):
+        raise InputError(f"atom must hold integers, received dtype {dtype}; -1 marks an empty slot")
+
+
+def check_atoms(atom: NDArray[Any], n_atoms: int, first_sample: int = 0) -> None:
+    """Refuse indices that no dictionary of `n_atoms` atoms has: kernels use them as they are.
+
+    Parameters
+    ----------
+    atom : integer ndarray of shape (n_samples, n_slots)
+    n_atoms : int
+    first_sample : int, default 0
+        Number of the first of these samples, for the message.
+    """
+    wrong = describe_wrong_atom(atom, n_atoms, first_sample)
+    if wrong is not None:
+        raise MismatchError(f"these codes do not fit: {wrong}; pass the dictionary these codes were made with")
+
+
+def describe_wrong_atom(atom: NDArray[Any], n_atoms: int, first_sample: int = 0) -> str | None:
+    """Name the first sample with an index outside -1 to n_atoms - 1; None when there is none.
+
+    Parameters
+    ----------
+    atom, n_atoms, first_sample
+        As in `check_atoms`.
+    """
+    if atom.size == 0 or (int(atom.min()) >= -1 and int(atom.max()) < n_atoms):
+        return None
+    row, slot = np.argwhere((atom < -1) | (atom >= n_atoms))[0].tolist()
+    return (
+        f"sample {first_sample + row} names atom {int(atom[row, slot])}, but the dictionary has {n_atoms} atoms, "
+        f"0 to {n_atoms - 1}"
+    )
+
 
 CodeBlock = tuple[NDArray[np.int32], NDArray[Any]]
 CodeBlocks = Callable[[], Iterable[tuple[Any, Any]]]

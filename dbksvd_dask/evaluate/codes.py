@@ -8,8 +8,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.evaluate._check import CodeBlocks, check_codes, iter_codes
-from dbksvd_dask.kernels.code_stats import atom_sums
-from dbksvd_dask.metrics import Float64Array, merge_moments
+from dbksvd_dask.kernels.codes import atom_sums
+from dbksvd_dask.kernels.moments import Float64Array, merge_moments
 
 # An atom active on more than one sample in ten says little about any of them; SAE reports draw the same line.
 OVER_DENSE = 0.1

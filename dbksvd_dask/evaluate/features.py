@@ -14,8 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.evaluate._check import CodeBlocks, check_codes, check_groups, iter_codes
 from dbksvd_dask.kernels._jit import kernel_input
-from dbksvd_dask.kernels.code_stats import class_sums
-from dbksvd_dask.metrics import Float64Array
+from dbksvd_dask.kernels.codes import class_sums
+from dbksvd_dask.kernels.moments import Float64Array
 
 DenseBlocks = Callable[[], Iterable[ArrayLike]]
 

@@ -11,7 +11,7 @@ from dbksvd_dask.evaluate._check import check_codes
 from dbksvd_dask.evaluate.codes import code_moments
 from dbksvd_dask.evaluate.matching import best_match, match_atoms
 from dbksvd_dask.kernels._jit import kernel_input
-from dbksvd_dask.kernels.code_stats import count_true_positives
+from dbksvd_dask.kernels.codes import count_true_positives
 
 # A learned atom stands for a true one above this similarity, the usual line in dictionary-learning papers.
 RECOVERED = 0.9

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dbksvd_dask.kernels.logistic import newton_sums
-from dbksvd_dask.metrics import Float64Array
+from dbksvd_dask.kernels.moments import Float64Array
 
 _MAX_STEPS = 100
 _MAX_HALVINGS = 30

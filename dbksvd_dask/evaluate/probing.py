@@ -16,8 +16,9 @@ from dbksvd_dask.errors import InputError
 from dbksvd_dask.evaluate._check import encode_labels, name_some
 from dbksvd_dask.evaluate.features import CodeFeatures, Columns, DenseFeatures, Features
 from dbksvd_dask.evaluate.logistic import LogisticFit, fit_logistic
-from dbksvd_dask.kernels.encode import EncodeSpec, encode_rows, gram_matrix
-from dbksvd_dask.metrics import Float64Array
+from dbksvd_dask.kernels.encode import encode_rows, gram_matrix
+from dbksvd_dask.kernels.moments import Float64Array
+from dbksvd_dask.plan.encoder import EncodeSpec
 
 # Classes whose columns are gathered in one pass: bounds a dense gather at 64 x 5 columns per sample.
 _CLASSES_PER_PASS = 64

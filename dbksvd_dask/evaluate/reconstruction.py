@@ -9,18 +9,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from dbksvd_dask.errors import InputError, MismatchError
 from dbksvd_dask.evaluate._check import check_codes
+from dbksvd_dask.evaluate.metrics import VarianceExplained, fvu, mean_relative_error, variance_explained
 from dbksvd_dask.kernels import encode
 from dbksvd_dask.kernels._jit import kernel_input
-from dbksvd_dask.kernels.code_stats import cosine_sums
-from dbksvd_dask.metrics import (
-    Moments,
-    VarianceExplained,
-    fvu,
-    mean_relative_error,
-    merge_moments,
-    moments,
-    variance_explained,
-)
+from dbksvd_dask.kernels.codes import cosine_sums
+from dbksvd_dask.kernels.moments import Moments, merge_moments, moments
 
 # Relative errors lie in [0, 1] for a pursuit: 100 equal bins, and one more for what lies above.
 ERROR_BINS = 100

@@ -10,8 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.evaluate._check import CodeBlock, CodeBlocks, check_codes, iter_codes
 from dbksvd_dask.kernels._jit import kernel_input
-from dbksvd_dask.kernels.code_stats import insert_strongest
-from dbksvd_dask.metrics import Float64Array
+from dbksvd_dask.kernels.codes import insert_strongest
+from dbksvd_dask.kernels.moments import Float64Array
 
 
 @dataclass(frozen=True, eq=False)

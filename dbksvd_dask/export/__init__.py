@@ -10,4 +10,6 @@
 | `torch_pursuit` | the pursuit on torch tensors, for the two above; needs torch |
 
 Writing and reading need neither torch nor SAELens.
+
+May know dictionaries, codes, stores and evaluate; no Dask graphs, no fits.
 """

@@ -19,13 +19,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.errors import DBKSVDError, InputError, StoreError, brief
 from dbksvd_dask.export.check import UNIT_TOLERANCE
 from dbksvd_dask.export.saelens import CONFIG, WEIGHTS
-from dbksvd_dask.params import check_choice, check_k
+from dbksvd_dask.plan.params import check_choice, check_k
 from dbksvd_dask.store.atomic import read_json
-from dbksvd_dask.store.dictionary import Dictionary, PathLike, open_dictionary
 from dbksvd_dask.store.dtypes import widen_bfloat16
+from dbksvd_dask.store.paths import PathLike
+from dbksvd_dask.store.runs import open_dictionary
 
 log = logging.getLogger(__name__)
 

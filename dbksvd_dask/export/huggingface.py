@@ -14,16 +14,16 @@ import xarray as xr
 from safetensors.numpy import save_file
 
 import dbksvd_dask
+from dbksvd_dask.dictionary import Dictionary, dictionary_fingerprint
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.evaluate.codes import code_summary
 from dbksvd_dask.evaluate.coherence import coherence
 from dbksvd_dask.export import saelens
 from dbksvd_dask.export.check import check_exportable, encode_spec, encoding_params, new_folder
 from dbksvd_dask.export.foreign import HF_CONFIG, HF_WEIGHTS
-from dbksvd_dask.kernels.encode import EncodeSpec
+from dbksvd_dask.plan.encoder import EncodeSpec
 from dbksvd_dask.store.atomic import write_bytes, write_json
-from dbksvd_dask.store.codes import dictionary_fingerprint
-from dbksvd_dask.store.dictionary import Dictionary, PathLike
+from dbksvd_dask.store.paths import PathLike
 
 log = logging.getLogger(__name__)
 
@@ -253,7 +253,7 @@ def _usage(dictionary: Dictionary, spec: EncodeSpec, repo_id: str) -> str:
         [
             "```python",
             "from huggingface_hub import snapshot_download",
-            "from dbksvd_dask import encode, decode",
+            "from dbksvd_dask import decode, encode",
             "from dbksvd_dask.export.foreign import load_foreign",
             "",
             f'dictionary = load_foreign(snapshot_download("{repo_id}"))',

@@ -15,12 +15,13 @@ import torch
 from sae_bench.custom_saes.custom_sae_config import CustomSAEConfig
 from torch import nn
 
+from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.export.check import check_exportable, encode_spec, mean_of
 from dbksvd_dask.export.foreign import load_foreign
 from dbksvd_dask.export.saelens import stack
 from dbksvd_dask.export.torch_pursuit import TorchPursuit
-from dbksvd_dask.store.dictionary import Dictionary, PathLike
+from dbksvd_dask.store.paths import PathLike
 
 
 class SAEBenchDictionary(nn.Module):

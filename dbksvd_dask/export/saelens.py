@@ -21,20 +21,16 @@ import xarray as xr
 from safetensors.numpy import save_file
 
 import dbksvd_dask
-from dbksvd_dask.blocks import code_blocks
+from dbksvd_dask.codes import code_blocks
+from dbksvd_dask.dictionary import Dictionary, dictionary_fingerprint
 from dbksvd_dask.errors import InputError, MismatchError
 from dbksvd_dask.evaluate.codes import CodeMoments, stream_code_moments
 from dbksvd_dask.export.check import check_exportable, encode_spec, encoding_params, mean_of, new_folder
-from dbksvd_dask.kernels.encode import EncodeSpec
-from dbksvd_dask.params import check_choice
+from dbksvd_dask.plan.encoder import EncodeSpec
+from dbksvd_dask.plan.params import check_choice
 from dbksvd_dask.store.atomic import write_json
-from dbksvd_dask.store.codes import (
-    codes_attributes,
-    dictionary_fingerprint,
-    open_statistics,
-    stored_code_moments,
-)
-from dbksvd_dask.store.dictionary import Dictionary, PathLike
+from dbksvd_dask.store.codes import codes_attributes, open_statistics, stored_code_moments
+from dbksvd_dask.store.paths import PathLike
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from sae_lens.saes.sae import SAE, SAEConfig
 
 from dbksvd_dask.export.saelens import PLUGIN_ARCHITECTURE
 from dbksvd_dask.export.torch_pursuit import TorchPursuit
-from dbksvd_dask.kernels.encode import EncodeSpec
+from dbksvd_dask.plan.encoder import EncodeSpec
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""What happens to one chunk of samples on the device; the twins of `dbksvd_dask.chunk`, by the same names.
+"""What happens to one chunk of samples on the device; the twins of `dbksvd_dask.graph.backend`, by the same names.
 
 A chunk's state stays on the device between tasks, or is parked on the host where a batch is larger than the
 device; then each task brings the residual in and, if it changed, takes it out again.
@@ -12,9 +12,9 @@ import numpy as np
 
 from dbksvd_dask.gpu import device, encode, moments, update
 from dbksvd_dask.gpu.update import Entries
-from dbksvd_dask.kernels.encode import AtomWeights, EncodeSpec
+from dbksvd_dask.kernels.lanczos import LanczosState, namespace
 from dbksvd_dask.kernels.scale import in_units, unit_of
-from dbksvd_dask.lanczos import LanczosState, namespace
+from dbksvd_dask.plan.encoder import AtomWeights, EncodeSpec
 
 Sums = tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -26,7 +26,7 @@ class DeviceState(NamedTuple):
     atom: Any  # (n, k) int32, indices inside the group
     coefficient: Any  # (n, k)
     entries: Entries
-    stats: Any = None  # `chunk.ChunkStats` after its encoding, on the host
+    stats: Any = None  # `kernels.chunk.ChunkStats` after its encoding, on the host
     unit: int = 0  # exponent of the units of its sums of products, see `kernels.scale`
 
 
@@ -50,7 +50,7 @@ def encode_chunk(
     Parameters
     ----------
     Y : (n, d) samples, on the device or parked;  D : (n_atoms, d) on the device
-    rounds : `chunk.Rounds`
+    rounds : `kernels.chunk.Rounds`
 
     Returns
     -------

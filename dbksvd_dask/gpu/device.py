@@ -57,7 +57,7 @@ class Space(Protocol):
         ...
 
     def launch(self, kernel: Any, grid: int | tuple[int, int], shared: int, *args: Any) -> None:
-        """Run a kernel of `gpu.kernels` on a grid of blocks, with `shared` bytes of dynamic shared memory."""
+        """Run a kernel of `gpu.cuda` on a grid of blocks, with `shared` bytes of dynamic shared memory."""
         ...
 
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from dbksvd_dask import plan
-from dbksvd_dask.gpu import device, kernels
-from dbksvd_dask.gpu.plan import product_tile_rows
+from dbksvd_dask.gpu import cuda, device
 from dbksvd_dask.kernels import encode as host
-from dbksvd_dask.kernels.encode import AtomWeights, EncodeSpec
+from dbksvd_dask.kernels.lanczos import namespace
 from dbksvd_dask.kernels.pursuit import NOISE, STEPS_PER_ATOM
-from dbksvd_dask.lanczos import namespace
+from dbksvd_dask.plan import units
+from dbksvd_dask.plan.device import product_tile_rows
+from dbksvd_dask.plan.encoder import AtomWeights, EncodeSpec
 
 # Rows per float64 sum, so that the widened copy of a chunk stays small.
 _SUM_ROWS = 1024
@@ -29,7 +29,7 @@ _REFIT_BLOCKS = 2048
 
 def row_tiles(n: int, size: int, first: int = 0) -> list[slice]:
     """Cut n rows into tiles of at most `size`; `first` is the index of the first row, and cuts lie on its grid."""
-    lead = first % plan.GRID_ROWS % size  # tiles of fewer rows than the grid have cuts between its lines
+    lead = first % units.GRID_ROWS % size  # tiles of fewer rows than the grid have cuts between its lines
     return [slice(max(a - lead, 0), min(a - lead + size, n)) for a in range(0, lead + n, size)]
 
 
@@ -111,7 +111,7 @@ def _pursue(prods: Any, gram: Any, norm2: Any, limit: Any, spec: EncodeSpec) -> 
     shared = m * _itemsize(prods)
     in_shared = shared <= space.shared_bytes
     space.launch(
-        kernels.pursue,
+        cuda.pursue,
         n,
         shared if in_shared else 0,
         prods,
@@ -131,7 +131,7 @@ def _pursue(prods: Any, gram: Any, norm2: Any, limit: Any, spec: EncodeSpec) -> 
         blocks = min(n, _REFIT_BLOCKS)
         A = space.empty((blocks, k, k), space.xp.float64)
         delta = space.empty((blocks, k), space.xp.float64)
-        kernel = kernels.refit_nonneg if spec.nonneg else kernels.refit
+        kernel = cuda.refit_nonneg if spec.nonneg else cuda.refit
         space.launch(kernel, blocks, 0, gram, atom, rest, A, delta, coefficient)
     return atom, coefficient
 
@@ -142,11 +142,11 @@ def _encode_on_host(
     """Products on the device, pursuit on the host: two pinned buffers, one being filled while one is read."""
     space = device.current()
     n, m = Y.shape[0], D.shape[0]
-    tiles = row_tiles(n, plan.TILE_ROWS, first)
+    tiles = row_tiles(n, units.TILE_ROWS, first)
     dtype = np.dtype(np.float64 if _itemsize(Y) == 8 else np.float32)
     norm2 = space.to_host(squared_norms(Y))
     atom, coefficient = np.empty((n, spec.k), np.int32), np.empty((n, spec.k), dtype)
-    buffers = [space.pinned((min(n, plan.TILE_ROWS), m), dtype) for _ in tiles[:2]]
+    buffers = [space.pinned((min(n, units.TILE_ROWS), m), dtype) for _ in tiles[:2]]
 
     def begin(t: int) -> Callable[[], None]:
         rows = tiles[t]
@@ -166,5 +166,5 @@ def residual(Y: Any, atom: Any, coefficient: Any, D: Any) -> Any:
     """Residual ``Y - X D`` as a new array: (n, n_features)."""
     space = device.current()
     R = space.empty(Y.shape, Y.dtype)
-    space.launch(kernels.subtract_reconstruction, Y.shape[0], 0, Y, atom, coefficient, D, R)
+    space.launch(cuda.subtract_reconstruction, Y.shape[0], 0, Y, atom, coefficient, D, R)
     return R

@@ -8,7 +8,7 @@ import numpy as np
 
 from dbksvd_dask.gpu import device
 from dbksvd_dask.gpu.encode import row_tiles
-from dbksvd_dask.lanczos import namespace
+from dbksvd_dask.kernels.lanczos import namespace
 
 # Rows widened to float64 at a time.
 _SUM_ROWS = 1024

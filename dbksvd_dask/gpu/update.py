@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dbksvd_dask.gpu import device, kernels
-from dbksvd_dask.lanczos import namespace
+from dbksvd_dask.gpu import cuda, device
+from dbksvd_dask.kernels.lanczos import namespace
 
 
 class Entries(NamedTuple):
@@ -84,7 +84,7 @@ def _atom_sums(R: Any, weight: Any, x: Any, entries: Entries, r: int, n_local: i
     wx, w2 = space.empty((n_local,), space.xp.float64), space.empty((n_local,), space.xp.float64)
     grid = (n_local, -(-d // space.threads))
     arrays = (R, weight, x, entries.order, entries.rows, entries.first, entries.offset[r], W, wx, w2)
-    space.launch(kernels.atom_sums, grid, 0, *arrays)
+    space.launch(cuda.atom_sums, grid, 0, *arrays)
     return W, wx, w2
 
 
@@ -115,7 +115,7 @@ def next_products(R: Any, coefficient: Any, entries: Entries, r: int, V: Any, dv
     x = _flat(coefficient)
     weight = space.empty(x.shape, R.dtype)
     arrays = (R, x, entries.start[r, :], entries.pos, entries.local, V, dv, weight)
-    space.launch(kernels.entry_products, R.shape[0], 0, *arrays)
+    space.launch(cuda.entry_products, R.shape[0], 0, *arrays)
     return _atom_sums(R, weight, x, entries, r, V.shape[0])
 
 
@@ -138,7 +138,7 @@ def refresh(
     shared = R.shape[1] * (8 if R.dtype == xp.float64 else 4)
     in_shared = shared <= space.shared_bytes
     space.launch(
-        kernels.refresh,
+        cuda.refresh,
         R.shape[0],
         shared if in_shared else 0,
         R,

@@ -1,4 +1,7 @@
-"""Reading activations in the layouts people have: one small module per format, and a registry that picks."""
+"""Reading activations in the layouts people have: one small module per format, and a registry that picks.
+
+May know stores and file formats; no Dask, no fits.
+"""
 
 from __future__ import annotations
 

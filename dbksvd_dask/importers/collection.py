@@ -14,9 +14,9 @@ from dbksvd_dask.errors import InputError
 from dbksvd_dask.importers.base import NAMELESS, Array, ArrayInfo, Hints, SourceFile, plain_name
 from dbksvd_dask.importers.registry import find_files, open_file
 from dbksvd_dask.importers.spans import Span
-from dbksvd_dask.store import remote
+from dbksvd_dask.store import paths
 from dbksvd_dask.store.dtypes import BFLOAT16, stored_dtype, widen_bfloat16
-from dbksvd_dask.store.remote import PathLike
+from dbksvd_dask.store.paths import PathLike
 
 # files kept open; reading goes forward, so more would not help
 OPEN_FILES = 4
@@ -86,7 +86,7 @@ class Collection:
         format: str | None = None,
         exclude: PathLike | None = None,
     ) -> None:
-        self.source = remote.normalise(source)
+        self.source = paths.normalise(source)
         self._hints = hints or Hints()
         self._open: dict[int, SourceFile] = {}
         self.members: list[Member] = []

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from dbksvd_dask.store import remote
+from dbksvd_dask.store import paths
 
 # what the filesystems of fsspec call the version or the time of change of a file
 _VERSIONS = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "mtime", "updated", "created")
@@ -38,7 +38,7 @@ def of_remote(path: str) -> tuple[int, int]:
 
     A server that lists names only is asked about the metadata of the store one by one.
     """
-    fs, inner = remote.filesystem(path)
+    fs, inner = paths.filesystem(path)
     fs.invalidate_cache()
     listed = dict(fs.find(inner, detail=True))
     for name in list(listed):

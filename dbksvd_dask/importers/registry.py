@@ -11,8 +11,8 @@ from typing import NoReturn
 
 from dbksvd_dask.errors import InputError, StoreError
 from dbksvd_dask.importers.base import Hints, SourceFile
-from dbksvd_dask.store import atomic, remote
-from dbksvd_dask.store.remote import PathLike
+from dbksvd_dask.store import atomic
+from dbksvd_dask.store.paths import PathLike, is_remote, normalise
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def natural_key(name: str) -> list[tuple[int, int, str]]:
 
 def format_of(path: str) -> str | None:
     """Return the name of the format of a file or folder; None when it cannot be told."""
-    if remote.is_remote(path) or any(os.path.exists(os.path.join(path, f)) for f in _ZARR_FILES):
+    if is_remote(path) or any(os.path.exists(os.path.join(path, f)) for f in _ZARR_FILES):
         return "zarr"
     return _by_extension(path)
 
@@ -97,10 +97,10 @@ def find_files(
     """
     if format is not None and format not in FORMATS:
         raise InputError(f"format={format!r} is not known; use one of {', '.join(FORMATS)}")
-    text = remote.normalise(source)
-    if remote.is_remote(text) and (format or _by_extension(text.partition("?")[0]) or "zarr") != "zarr":
+    text = normalise(source)
+    if is_remote(text) and (format or _by_extension(text.partition("?")[0]) or "zarr") != "zarr":
         raise InputError(f"{text}: only Zarr stores are read from a URL; download this file, then import the copy")
-    paths = _expand(text, None if exclude is None else os.path.realpath(remote.normalise(exclude)))
+    paths = _expand(text, None if exclude is None else os.path.realpath(normalise(exclude)))
     found = [(path, format or format_of(path)) for path in paths]
     unknown = [path for path, name in found if name is None]
     if unknown:
@@ -110,7 +110,7 @@ def find_files(
 
 
 def _expand(text: str, exclude: str | None) -> list[str]:
-    if remote.is_remote(text):
+    if is_remote(text):
         return [text]
     if not os.path.lexists(text) and glob.has_magic(text):
         matches = [path for path in glob.glob(text, recursive=True) if not _is_ours(path, exclude)]
@@ -197,7 +197,7 @@ def _dataset_files(folder: str) -> list[str]:
 
 def open_file(path: str, format: str, hints: Hints | None = None) -> SourceFile:
     """Open one file of a known format."""
-    if not remote.is_remote(path) and not os.path.isdir(path) and os.path.getsize(path) == 0:
+    if not is_remote(path) and not os.path.isdir(path) and os.path.getsize(path) == 0:
         raise StoreError(f"{path} is empty: 0 bytes")
     module, function = FORMATS[format].opener.split(":")
     opened: SourceFile = getattr(importlib.import_module(module), function)(path, hints or Hints())

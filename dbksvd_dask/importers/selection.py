@@ -20,7 +20,7 @@ from dbksvd_dask.importers.base import Hints
 from dbksvd_dask.importers.collection import Collection
 from dbksvd_dask.importers.numpy_files import open_npy
 from dbksvd_dask.importers.values import exact_median, nonfinite_rows, row_norms
-from dbksvd_dask.store import atomic, remote
+from dbksvd_dask.store import atomic, paths
 
 Mask = npt.NDArray[np.bool_]
 
@@ -128,7 +128,7 @@ class Selection:
         """Tell whether the findings of a block are there as they were written."""
         try:
             checksums = ledger.read(block)["crc32"]
-            found = {name: zlib.crc32(remote.read_bytes(remote.join(self.folder, name))) for name in checksums}
+            found = {name: zlib.crc32(paths.read_bytes(paths.join(self.folder, name))) for name in checksums}
         except OSError:  # of a part that was not done, or is damaged
             return False
         return bool(found == checksums)
@@ -198,11 +198,11 @@ class Selection:
         """Write a finding; return its name and checksum."""
         content = io.BytesIO()
         np.save(content, array, allow_pickle=False)
-        atomic.write_bytes(remote.join(self.folder, name), content.getvalue())
+        atomic.write_bytes(paths.join(self.folder, name), content.getvalue())
         return {name: zlib.crc32(content.getvalue())}
 
     def _load(self, name: str) -> npt.NDArray[Any]:
-        content = remote.read_bytes(remote.join(self.folder, name))
+        content = paths.read_bytes(paths.join(self.folder, name))
         loaded: npt.NDArray[Any] = np.load(io.BytesIO(content), allow_pickle=False)
         return loaded
 
@@ -268,6 +268,6 @@ class _MaskFile:
 
 
 def _open_mask(path: str, rows: Collection) -> _MaskFile:
-    if not remote.exists(path):
+    if not paths.exists(path):
         raise InputError(f"no mask file at {path}; need a .npy file with one entry per row")
     return _MaskFile(path, rows)

@@ -8,9 +8,9 @@ import zarr
 from dbksvd_dask.errors import StoreError, brief
 from dbksvd_dask.importers.base import Array, ArrayInfo, Hints, SourceFile, numeric_name, readable
 from dbksvd_dask.importers.identity import fold, of_folder, of_remote
-from dbksvd_dask.store import remote
+from dbksvd_dask.store import paths
 from dbksvd_dask.store.dtypes import BFLOAT16
-from dbksvd_dask.store.rows import (
+from dbksvd_dask.store.reader import (
     ACTIVATIONS_FORMAT,
     ROW_CHECKSUMS,
     RowReader,
@@ -25,8 +25,8 @@ class ZarrFile(SourceFile):
 
     def __init__(self, path: str) -> None:
         self.path = path
-        node = remote.open_zarr(path)
-        found = {"": node} if isinstance(node, zarr.Array) else remote.get_arrays(path, node)
+        node = paths.open_zarr(path)
+        found = {"": node} if isinstance(node, zarr.Array) else paths.get_arrays(path, node)
         self._own = isinstance(node, zarr.Group) and node.attrs.get("format") == ACTIVATIONS_FORMAT
         check_format(path, dict(node.attrs))
         self._arrays = {name: array for name, array in found.items() if array.ndim and name != ROW_CHECKSUMS}
@@ -55,7 +55,7 @@ class ZarrFile(SourceFile):
         """Return what tells the content of this store: of an own one its fingerprint, else all its files."""
         if self._own:
             return 0, fold(self._reader("activations").fingerprint)
-        return of_remote(self.path) if remote.is_remote(self.path) else of_folder(self.path)
+        return of_remote(self.path) if paths.is_remote(self.path) else of_folder(self.path)
 
     def _reader(self, name: str) -> RowReader:
         if name not in self._readers:

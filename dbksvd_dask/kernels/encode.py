@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
-from dbksvd_dask import plan
 from dbksvd_dask.kernels import pool
 from dbksvd_dask.kernels._jit import jit, kernel_input
 from dbksvd_dask.kernels.omp import orthogonal_tile
@@ -14,36 +11,11 @@ from dbksvd_dask.kernels.pursuit import pursue_tile
 from dbksvd_dask.kernels.staged import staged_tile
 from dbksvd_dask.kernels.update import subtract_reconstruction
 from dbksvd_dask.kernels.weighted import weighted_tile
+from dbksvd_dask.plan import units
+from dbksvd_dask.plan.encoder import AtomWeights, EncodeSpec
 
-# Columns of the gram per matrix product, a multiple of `plan.GRID_ROWS`; see `gram_bounds`.
+# Columns of the gram per matrix product, a multiple of `plan.units.GRID_ROWS`; see `gram_bounds`.
 GRAM_BLOCK = 960
-
-
-class EncodeSpec(NamedTuple):
-    """How samples become codes; every field as in `dbksvd_dask.DBKSVD`.
-
-    `k` is the number of slots. `stages` are groups that are offered in order, each (first atom, end, most
-    nonzeros); empty: all atoms at once.
-    """
-
-    k: int
-    encoder: str = "mp"
-    nonneg: bool = False
-    refit: bool = False
-    min_coefficient: float = 0.0
-    rtol: float = 0.0
-    stages: tuple[tuple[int, int, int], ...] = ()
-
-
-class AtomWeights(NamedTuple):
-    """In what atoms differ while a sample is encoded; see `kernels.weighted`.
-
-    `threshold` are multiples of the smallest coefficient, `preference` decides who goes first: (n_atoms,) each,
-    positive.
-    """
-
-    threshold: np.ndarray
-    preference: np.ndarray
 
 
 def gram_bounds(n_atoms: int) -> list[tuple[int, int]]:
@@ -96,7 +68,7 @@ def squared_norms(Y):
     return out
 
 
-def _products(rows: np.ndarray, D: np.ndarray, tile: plan.Tile, buffer: np.ndarray) -> np.ndarray:
+def _products(rows: np.ndarray, D: np.ndarray, tile: units.Tile, buffer: np.ndarray) -> np.ndarray:
     """Products of the rows of one tile with all atoms, each row at its place on the grid: (n, n_atoms)."""
     n = rows.shape[0]
     if tile.height != n:
@@ -123,7 +95,7 @@ def encode_rows(
     gram : ndarray of shape (n_atoms, n_atoms)
     weights : in what atoms differ, or None; takes the place of encoder and stages
     first : index of the first sample in its source; a sample's last bits depend on its own index modulo
-        `plan.GRID_ROWS`, and on nothing else about how the source is cut
+        `plan.units.GRID_ROWS`, and on nothing else about how the source is cut
 
     Returns
     -------
@@ -135,7 +107,7 @@ def encode_rows(
     atom = np.empty((n, k), np.int32)
     coefficient = np.empty((n, k), Y.dtype)
     norm2 = squared_norms(Y)
-    tiles = plan.grid_tiles(n, first, D.size)
+    tiles = units.grid_tiles(n, first, D.size)
     buffer = np.empty((max((tile.height for tile in tiles), default=0), D.shape[0]), Y.dtype)
     for tile in tiles:
         part = slice(tile.start, tile.stop)

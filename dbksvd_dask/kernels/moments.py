@@ -1,19 +1,21 @@
-"""One pass over samples and residual: sums per feature and relative error per row.
+"""Sums over samples and residual, per feature and per row, and how blocks of them merge.
 
-Plain formula, for every feature ``j`` and row ``i``, all sums in float64::
-
-    y_sum[j] += Y[i, j];  y_square_sum[j] += Y[i, j] ** 2        (the same for R)
-    error += sqrt(sum_j R[i, j] ** 2) / sqrt(sum_j Y[i, j] ** 2)   where the denominator is > 0
-
-Rows are walked four at a time, so that the float64 sums per feature are read and written once for four rows;
-with one row at a time that traffic, not the reading of the data, sets the speed.
+One block of rows gives one `Moments`: partial sums in float64. Blocks merge by addition, so that any number
+of chunks, merged in one fixed order, gives the same bits on one thread and on a cluster.
 """
 
+from __future__ import annotations
+
 import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from dbksvd_dask.kernels._jit import inner, jit
+from dbksvd_dask.errors import InputError
+from dbksvd_dask.kernels._jit import inner, jit, kernel_input
 
 
 @inner
@@ -86,3 +88,188 @@ def relative_error_sum(y_norms, r_norms):
             total += r_norms[i] / y_norms[i]
             count += 1
     return total, count
+
+
+# ---------------------------------------------------------------------------------------------- mergeable sums
+
+Float64Array = NDArray[np.float64]
+
+
+class Mergeable(Protocol):
+    """Partial sums of a block of rows, which two blocks combine without changing either."""
+
+    def merge(self, other: Self) -> Self:
+        """Return the sums of both."""
+        ...
+
+
+M = TypeVar("M", bound=Mergeable)
+
+
+@dataclass(frozen=True, eq=False)
+class ResidualMoments:
+    """Partial sums of the residual of one block of rows.
+
+    Attributes
+    ----------
+    n_samples : int
+    relative_error_sum : float
+        Sum of ``|r_i| / |y_i|``; nan when the norms of the samples were not given.
+    r_sum, r_square_sum : float64 ndarray of shape (n_features,)
+    """
+
+    n_samples: int
+    relative_error_sum: float
+    r_sum: Float64Array
+    r_square_sum: Float64Array
+
+    def merge(self, other: Self) -> Self:
+        """Return the sums of both blocks; neither is changed."""
+        _require_same_width(self.r_sum, other.r_sum)
+        return type(self)(
+            self.n_samples + other.n_samples,
+            self.relative_error_sum + other.relative_error_sum,
+            self.r_sum + other.r_sum,
+            self.r_square_sum + other.r_square_sum,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Partial sums of the samples and the residual of one block of rows.
+
+    Attributes
+    ----------
+    n_samples : int
+    n_nonzero_rows : int
+        Rows with ``|y_i| > 0``; only these enter the relative error.
+    relative_error_sum : float
+        Sum of ``|r_i| / |y_i|`` over those rows.
+    y_sum, y_square_sum, r_sum, r_square_sum : float64 ndarray of shape (n_features,)
+    """
+
+    n_samples: int
+    n_nonzero_rows: int
+    relative_error_sum: float
+    y_sum: Float64Array
+    y_square_sum: Float64Array
+    r_sum: Float64Array
+    r_square_sum: Float64Array
+
+    def merge(self, other: Self) -> Self:
+        """Return the sums of both blocks; neither is changed."""
+        _require_same_width(self.y_sum, other.y_sum)
+        return type(self)(
+            self.n_samples + other.n_samples,
+            self.n_nonzero_rows + other.n_nonzero_rows,
+            self.relative_error_sum + other.relative_error_sum,
+            self.y_sum + other.y_sum,
+            self.y_square_sum + other.y_square_sum,
+            self.r_sum + other.r_sum,
+            self.r_square_sum + other.r_square_sum,
+        )
+
+    def with_residual(self, residual: ResidualMoments) -> Moments:
+        """Return the same samples with the sums of a newer residual of the same rows."""
+        if residual.n_samples != self.n_samples:
+            raise InputError(
+                f"the residual covers {residual.n_samples} rows but the samples {self.n_samples}; "
+                "pass the residual of the same rows"
+            )
+        _require_same_width(self.y_sum, residual.r_sum)
+        return replace(
+            self,
+            relative_error_sum=residual.relative_error_sum,
+            r_sum=residual.r_sum,
+            r_square_sum=residual.r_square_sum,
+        )
+
+
+def moments(Y: NDArray[Any], R: NDArray[Any]) -> Moments:
+    """Partial sums of samples and residual.
+
+    Parameters
+    ----------
+    Y : ndarray of shape (n_samples, n_features)
+        Samples, as they were encoded.
+    R : ndarray of shape (n_samples, n_features)
+        Residual ``Y - X D``.
+
+    Returns
+    -------
+    Moments
+    """
+    if Y.shape != R.shape:
+        raise InputError(f"samples have shape {Y.shape} but the residual has {R.shape}; they must be equal")
+    y_sum, y_square_sum, y_norms = _sums(Y)
+    r_sum, r_square_sum, r_norms = _sums(R)
+    error, n_nonzero = relative_error_sum(y_norms, r_norms)
+    return Moments(int(Y.shape[0]), int(n_nonzero), float(error), y_sum, y_square_sum, r_sum, r_square_sum)
+
+
+def residual_moments(R: NDArray[Any], y_norms: Float64Array | None = None) -> ResidualMoments:
+    """Partial sums of a residual alone, for rows whose samples are already summed.
+
+    Parameters
+    ----------
+    R : ndarray of shape (n_samples, n_features)
+    y_norms : float64 ndarray of shape (n_samples,), optional
+        `row_norms` of the samples; without them the relative error is nan.
+
+    Returns
+    -------
+    ResidualMoments
+    """
+    r_sum, r_square_sum, r_norms = _sums(R)
+    error = np.nan if y_norms is None else relative_error_sum(y_norms, r_norms)[0]
+    return ResidualMoments(int(R.shape[0]), float(error), r_sum, r_square_sum)
+
+
+def row_norms(A: NDArray[Any]) -> Float64Array:
+    """Euclidean norm of every row.
+
+    Parameters
+    ----------
+    A : ndarray of shape (n_samples, n_features)
+
+    Returns
+    -------
+    float64 ndarray of shape (n_samples,)
+    """
+    return _sums(A)[2]
+
+
+def merge_moments(parts: Iterable[M]) -> M:
+    """Merge partial sums from left to right; the order of `parts` fixes the bits of the result.
+
+    Parameters
+    ----------
+    parts : iterable of Moments, or of any other class with a pure ``merge``
+
+    Returns
+    -------
+    The same class, with the sums of all parts.
+    """
+    merged: M | None = None
+    for part in parts:
+        merged = part if merged is None else merged.merge(part)
+    if merged is None:
+        raise InputError("no blocks to merge; pass at least one block of rows")
+    return merged
+
+
+def _sums(A: NDArray[Any]) -> tuple[Float64Array, Float64Array, Float64Array]:
+    """Give sums, square sums per feature and norms per row of any real array."""
+    if A.ndim != 2:
+        raise InputError(f"expected an array of shape (n_samples, n_features), received shape {A.shape}")
+    block = kernel_input(A, np.float32 if A.dtype in (np.float16, np.float32) else np.float64)
+    total = np.zeros(A.shape[1])
+    square = np.zeros(A.shape[1])
+    norms = np.empty(A.shape[0])
+    column_sums(block, total, square, norms)
+    return total, square, norms
+
+
+def _require_same_width(a: Float64Array, b: Float64Array) -> None:
+    if a.shape != b.shape:
+        raise InputError(f"cannot merge sums over {a.size} features with sums over {b.size} features")

@@ -13,7 +13,7 @@ import dbksvd_dask
 from dbksvd_dask.evaluate.codes import code_summary
 from dbksvd_dask.plots import atom_tiles
 from dbksvd_dask.report.context import context_payload, find_context
-from dbksvd_dask.report.gather import (
+from dbksvd_dask.report.facts import (
     MAX_CLASSES,
     N_SHOWN_ATOMS,
     AtomFacts,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dbksvd_dask.report.gather import CodeReader
+from dbksvd_dask.report.facts import CodeReader
 from dbksvd_dask.report.pack import Payload, narrow
 from dbksvd_dask.report.samples import TokenSamples, utf16
 

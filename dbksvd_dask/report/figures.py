@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dbksvd_dask import plots
-from dbksvd_dask.report.gather import AtomFacts
-from dbksvd_dask.store.dictionary import Dictionary
+from dbksvd_dask.dictionary import Dictionary
+from dbksvd_dask.report.facts import AtomFacts
 
 _THEME = {
     plots.INK: "currentColor",

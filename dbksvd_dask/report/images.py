@@ -14,7 +14,7 @@ from dbksvd_dask.plots import image_shape
 from dbksvd_dask.report.pack import Payload
 from dbksvd_dask.report.samples import Ids, Samples, has_array, read_rows, require_rows
 from dbksvd_dask.report.sprites import encode_image, make_sheets
-from dbksvd_dask.store.rows import open_aligned, open_rows
+from dbksvd_dask.store.reader import open_aligned, open_rows
 
 MAX_PHOTOS = 6
 # Samples beyond this are not searched for the ones that cover the photographs.

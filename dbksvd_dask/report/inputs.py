@@ -4,28 +4,96 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from dbksvd_dask.codes import open_codes
+from dbksvd_dask.dictionary import Dictionary, dictionary_fingerprint
 from dbksvd_dask.errors import InputError, MismatchError, StoreError
 from dbksvd_dask.evaluate.codes import CodeMoments
-from dbksvd_dask.evaluate.reconstruction import (
-    reconstruction_summary,
-    require_codes_of,
-    stream_reconstruction,
+from dbksvd_dask.evaluate.reconstruction import reconstruction_summary, require_codes_of, stream_reconstruction
+from dbksvd_dask.report.facts import CodeReader
+from dbksvd_dask.report.images import ArrayImages, StoreImages
+from dbksvd_dask.report.samples import (
+    Samples,
+    StoreTexts,
+    TextSamples,
+    TokenSamples,
+    has_array,
+    provenance,
+    texts_beside,
 )
-from dbksvd_dask.report.gather import CodeReader
-from dbksvd_dask.report.opening import is_store, open_samples
-from dbksvd_dask.report.samples import Samples
-from dbksvd_dask.store import remote
-from dbksvd_dask.store.codes import dictionary_fingerprint, open_codes, open_statistics, stored_code_moments
-from dbksvd_dask.store.dictionary import Dictionary, open_dictionary
-from dbksvd_dask.store.rows import fingerprint, open_rows
+from dbksvd_dask.store import paths
+from dbksvd_dask.store.codes import open_statistics, stored_code_moments
+from dbksvd_dask.store.reader import fingerprint, open_rows
+from dbksvd_dask.store.runs import open_dictionary
+
+
+def is_store(path: str) -> bool:
+    """Tell a Zarr store from a file."""
+    return paths.is_remote(path) or Path(path).is_dir()
+
+
+def open_samples(samples: Any, n_samples: int, image_shape: Sequence[int] | None = None) -> Samples:
+    """Find out what samples are.
+
+    Parameters
+    ----------
+    samples : None, path of a text file or of an activation store, sequence of str, or array of images
+        Images of shape (n_samples, height, width) or (n_samples, height, width, 3).
+    n_samples : int
+        Of the codes.
+    image_shape : (height, width) or (height, width, 3), optional
+        The rows of the store are pictures of this shape.
+    """
+    if samples is None:
+        return Samples(n_samples)
+    if isinstance(samples, str | os.PathLike):
+        path = paths.normalise(samples)
+        if not is_store(path):
+            return TextSamples(path, n_samples)
+        return _open_store(path, n_samples, image_shape)
+    if hasattr(samples, "ndim") and samples.ndim >= 3:
+        return ArrayImages(np.asarray(samples), n_samples)
+    return TextSamples(_as_texts(samples), n_samples)
+
+
+def _open_store(path: str, n_samples: int, image_shape: Sequence[int] | None) -> Samples:
+    known = provenance(path)
+    if image_shape is not None or known.get("kind") == "image patches":
+        return StoreImages(path, n_samples, image_shape)
+    texts = texts_beside(path)
+    if texts is None:
+        raise InputError(
+            f"{path} does not say what its samples are: {known.get('texts', 'no file of texts')} is not beside it "
+            "and it is no store of images; give a text file with one line per sample, or, for pictures, "
+            "image_shape=(height, width, 3) (--image-shape HxWx3)"
+        )
+    if all(has_array(path, name) for name in ("text", "start", "end")):
+        return TokenSamples(path, texts, n_samples)
+    if has_array(path, "text"):
+        return StoreTexts(path, texts, n_samples)
+    return TextSamples(texts, n_samples)
+
+
+def _as_texts(samples: Iterable[Any]) -> list[str]:
+    texts = list(samples)
+    wrong = next((t for t in texts if not isinstance(t, str)), None)
+    if wrong is not None:
+        raise InputError(
+            f"samples hold a {type(wrong).__name__}; pass texts, an array of images of shape (n_samples, height, "
+            "width, 3), or a path"
+        )
+    return texts
+
+
+# ---------------------------------------------------------------------------------------------- inputs
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +141,7 @@ def open_inputs(
 ) -> Inputs:
     """Open everything and refuse what does not belong together; parameters as in `write_report`."""
     dictionary = as_dictionary(run)
-    path = remote.normalise(codes) if isinstance(codes, str | os.PathLike) else None
+    path = paths.normalise(codes) if isinstance(codes, str | os.PathLike) else None
     dataset = codes if path is None else open_codes(path)
     if not isinstance(dataset, xr.Dataset):
         raise InputError(f"codes are a {type(dataset).__name__}; pass a codes store or what transform() returned")

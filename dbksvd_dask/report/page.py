@@ -14,14 +14,13 @@ from typing import Any
 
 from dbksvd_dask.errors import InputError, StoreError
 from dbksvd_dask.report.content import gather, page_content
+from dbksvd_dask.report.facts import Sizes
 from dbksvd_dask.report.figures import overview_figures
-from dbksvd_dask.report.gather import Sizes
 from dbksvd_dask.report.inputs import open_inputs
 from dbksvd_dask.report.naming import read_explanations
 from dbksvd_dask.report.pack import Payload, compress, pack
 from dbksvd_dask.store.atomic import staged
-
-PathLike = str | os.PathLike[str]
+from dbksvd_dask.store.paths import PathLike
 
 # In this order: later files use names of earlier ones.
 _SCRIPTS = ("core.js", "pictures.js", "table.js", "overview.js", "atom.js", "sample.js", "app.js")
@@ -110,7 +109,7 @@ def render(content: Payload, figures: Sequence[tuple[str, str]], title: str) -> 
 
 
 def _asset(name: str) -> str:
-    return resources.files("dbksvd_dask.report").joinpath(name).read_text(encoding="utf-8")
+    return resources.files("dbksvd_dask.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
 def _run_name(run: Any) -> str:

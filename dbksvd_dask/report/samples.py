@@ -11,11 +11,11 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
+from dbksvd_dask._safe_text import redacted_values
 from dbksvd_dask.errors import InputError, StoreError
 from dbksvd_dask.report.pack import Payload, narrow
-from dbksvd_dask.safe_text import redacted_values
-from dbksvd_dask.store import remote
-from dbksvd_dask.store.rows import RowReader, open_aligned
+from dbksvd_dask.store import paths
+from dbksvd_dask.store.reader import RowReader, open_aligned
 
 # A text longer than this is cut around its token, or after so many characters: a page is no archive.
 MAX_CHARACTERS = 600
@@ -308,7 +308,7 @@ def _lines(path: str) -> Iterator[str]:
 
 def provenance(store: str) -> dict[str, Any]:
     """What the store says about itself."""
-    attributes = dict(remote.open_zarr(store).attrs)
+    attributes = dict(paths.open_zarr(store).attrs)
     held = attributes.get("provenance", attributes)
     return {str(k): redacted_values(v) for k, v in dict(held).items()} if isinstance(held, dict) else {}
 
@@ -344,5 +344,5 @@ def read_rows(reader: RowReader, ids: Ids) -> NDArray[Any]:
 
 def has_array(store: str, name: str) -> bool:
     """Tell whether a store holds an array of this name."""
-    node = remote.open_zarr(store)
-    return isinstance(node, zarr.Group) and remote.get_array(store, node, name) is not None
+    node = paths.open_zarr(store)
+    return isinstance(node, zarr.Group) and paths.get_array(store, node, name) is not None

@@ -1,1 +1,4 @@
-"""Zarr and xarray: activations, codes, dictionaries, checkpoints."""
+"""Zarr and xarray: activations, codes, dictionaries, checkpoints.
+
+May know files, Zarr, dictionaries and the sums it keeps beside codes; no Dask graphs, no fits.
+"""

@@ -21,10 +21,10 @@ import numpy.typing as npt
 import xarray as xr
 import zarr
 
-from dbksvd_dask.store import remote
+from dbksvd_dask.store import paths
 from dbksvd_dask.store.layout import Aligned, default_chunk_rows
-from dbksvd_dask.store.remote import PathLike
-from dbksvd_dask.store.rows import RowReader, aligned_names, fingerprint, open_aligned, open_rows
+from dbksvd_dask.store.paths import PathLike
+from dbksvd_dask.store.reader import RowReader, aligned_names, fingerprint, open_aligned, open_rows
 from dbksvd_dask.store.writer import ActivationWriter, create_activations, open_writer
 
 __all__ = [
@@ -56,7 +56,7 @@ def open_activations(path: PathLike) -> xr.Dataset:
         aligned arrays as coordinates along `sample`; the attributes of the store.
     """
     reader = open_rows(path)
-    node = remote.open_zarr(path)
+    node = paths.open_zarr(path)
     names = aligned_names(reader, node) if isinstance(node, zarr.Group) else []
     coords = {name: _lazy(open_aligned(path, name), name) for name in names}
     dataset = xr.Dataset({"activations": _lazy(reader, "")}, coords=coords, attrs=dict(node.attrs))

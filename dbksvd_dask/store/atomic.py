@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from dbksvd_dask.errors import StoreError, brief
-from dbksvd_dask.store import remote
-from dbksvd_dask.store.remote import PathLike
+from dbksvd_dask.store import paths
+from dbksvd_dask.store.paths import PathLike
 
 PARTIAL_SUFFIX = ".partial"
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -154,11 +154,11 @@ def write_bytes(path: PathLike, *pieces: Any, folder: PathLike | None = None, du
     durable : bool
         Force it to the disk before it gets its name; otherwise the kernel is only asked to begin.
     """
-    if remote.is_remote(path):
-        fs, inner = remote.filesystem(path)
+    if paths.is_remote(path):
+        fs, inner = paths.filesystem(path)
         fs.pipe_file(inner, b"".join(bytes(p) for p in pieces))  # an object appears whole or not at all
         return
-    with staged(remote.normalise(path), folder, durable=durable) as scratch:
+    with staged(paths.normalise(path), folder, durable=durable) as scratch:
         with open(scratch, "wb", buffering=0) as file:
             for piece in pieces:
                 write_all(file, memoryview(piece).cast("B"))
@@ -180,7 +180,7 @@ def read_json(path: PathLike) -> Any:
         When it is missing or is not JSON.
     """
     try:
-        return json.loads(remote.read_bytes(path))
+        return json.loads(paths.read_bytes(path))
     except FileNotFoundError as error:
         raise StoreError(f"no file at {path}") from error
     except OSError as error:
@@ -222,7 +222,7 @@ def aside(path: PathLike) -> str:
 
     A remote has no rename: there the work lies at its final place and an attribute tells when it is complete.
     """
-    return remote.normalise(path) + ("" if remote.is_remote(path) else PARTIAL_SUFFIX)
+    return paths.normalise(path) + ("" if paths.is_remote(path) else PARTIAL_SUFFIX)
 
 
 def publish(work: PathLike, target: PathLike, *, overwrite: bool = False) -> None:
@@ -245,7 +245,7 @@ def publish(work: PathLike, target: PathLike, *, overwrite: bool = False) -> Non
     except FileNotFoundError as error:
         raise StoreError(f"{source} is gone: another process has published or removed it") from error
     fsync_path(final.parent)
-    remote.remove(replaced)
+    paths.remove(replaced)
 
 
 def cannot_write(target: PathLike, error: OSError) -> StoreError:
@@ -291,9 +291,9 @@ def require_outside(path: PathLike, source: PathLike) -> None:
     StoreError
         When `path` lies inside `source`, by whatever name.
     """
-    if remote.is_remote(path) or remote.is_remote(source):
+    if paths.is_remote(path) or paths.is_remote(source):
         return
-    inner, outer = (os.path.realpath(remote.normalise(p)) for p in (path, source))
+    inner, outer = (os.path.realpath(paths.normalise(p)) for p in (path, source))
     if inner != outer and os.path.commonpath([inner, outer]) == outer:
         raise StoreError(
             f"{path} lies inside the store {source}, which is only read; choose a place outside of it"
@@ -310,7 +310,7 @@ def require_space(path: PathLike, needed: int) -> None:
     needed : int
         Bytes still to be written.
     """
-    if remote.is_remote(path):
+    if paths.is_remote(path):
         return
     folder = Path(path).absolute().parent
     while not folder.is_dir():
@@ -358,24 +358,24 @@ class Ledger:
     """
 
     def __init__(self, folder: PathLike, prefix: str = "part", *, durable: bool = True) -> None:
-        self.folder = remote.normalise(folder)
+        self.folder = paths.normalise(folder)
         self.prefix = prefix
         self.durable = durable
 
     def file(self, part: int) -> str:
         """Return the path of the marker of a part."""
-        return remote.join(self.folder, f"{self.prefix}-{part:08d}.json")
+        return paths.join(self.folder, f"{self.prefix}-{part:08d}.json")
 
     def mark(self, part: int, content: dict[str, Any]) -> None:
         """Note that a part is done; `content` is kept with it."""
-        if not remote.is_remote(self.folder):
+        if not paths.is_remote(self.folder):
             os.makedirs(self.folder, exist_ok=True)
         write_sealed(self.file(part), content, durable=self.durable)
 
     def parts(self) -> list[int]:
         """Return the numbers of the parts that are done, ascending."""
         start, end = f"{self.prefix}-", ".json"
-        names = [n for n in remote.list_names(self.folder) if n.startswith(start) and n.endswith(end)]
+        names = [n for n in paths.list_names(self.folder) if n.startswith(start) and n.endswith(end)]
         middles = (n[len(start) : -len(end)] for n in names)
         return sorted(int(m) for m in middles if m.isdigit())
 
@@ -385,7 +385,7 @@ class Ledger:
 
     def unmark(self, part: int) -> None:
         """Take the marker of a part back."""
-        remote.remove(self.file(part))
+        paths.remove(self.file(part))
 
     def missing(self, n_parts: int) -> list[int]:
         """Return the parts of 0..n_parts-1 that are not done."""

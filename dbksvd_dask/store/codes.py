@@ -14,31 +14,29 @@ CODES/statistics/          over all samples, gathered in the same pass
 ```
 
 Codes are in whole-row chunks aligned with those of the activations. The statistics lie in a group of their
-own because a dimension and a variable of one dataset cannot both be called `atom`. Writing is in `code_writer`.
+own because a dimension and a variable of one dataset cannot both be called `atom`. Writing is in `codes_writer`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import zlib
 from collections.abc import Mapping
 from typing import Any
 
-import dask.array as da
 import numpy as np
 import numpy.typing as npt
 import xarray as xr
 
 import dbksvd_dask
-from dbksvd_dask.blocks import describe_wrong_atom
 from dbksvd_dask.errors import MismatchError, StoreError
+from dbksvd_dask.evaluate._check import describe_wrong_atom
 from dbksvd_dask.evaluate.codes import CodeMoments
-from dbksvd_dask.store import atomic, remote
+from dbksvd_dask.store import atomic, paths
 from dbksvd_dask.store.activations import RowsAsArray
-from dbksvd_dask.store.dictionary import ATTRIBUTES_CRC, Dictionary, attributes_checksum
-from dbksvd_dask.store.remote import PathLike
-from dbksvd_dask.store.rows import CHECKSUMS, RowReader, open_aligned
+from dbksvd_dask.store.dictionary import ATTRIBUTES_CRC, attributes_checksum
+from dbksvd_dask.store.paths import PathLike
+from dbksvd_dask.store.reader import CHECKSUMS, RowReader, open_aligned
 
 CODES_FORMAT = "dbksvd-codes"
 CODES_VERSION = 2  # 2: checksums of the attributes and of the statistics
@@ -59,35 +57,6 @@ STATISTIC_DIMS: dict[str, tuple[str, ...]] = {
 }
 
 
-def dictionary_fingerprint(dictionary: Dictionary) -> str:
-    """Return a short text that tells this dictionary from others: a digest of its atoms, mean and weights."""
-    digest = hashlib.sha256()
-    for array in (dictionary.atoms, dictionary.mean, dictionary.weights):
-        if array is not None:
-            digest.update(f"{array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()[:32]
-
-
-def open_codes(path: PathLike) -> xr.Dataset:
-    """Open a codes store as a Dask-backed dataset, one Dask chunk per Zarr chunk.
-
-    Parameters
-    ----------
-    path : path or fsspec URL
-
-    Returns
-    -------
-    xarray.Dataset
-        `atom` int32 and `coefficient` over (`sample`, `slot`), as `DBKSVD.transform` gives them; the attributes
-        of the store: `n_atoms`, `k`, `params`, `dictionary`, `store` and `metrics` among them.
-    """
-    text, attributes = _checked(path)
-    atom, coefficient = _readers(text, attributes)
-    rows = {"atom": CheckedAtoms(atom, int(attributes["n_atoms"])), "coefficient": RowsAsArray(coefficient)}
-    variables = {name: (("sample", "slot"), _lazy(array)) for name, array in rows.items()}
-    return xr.Dataset(variables, attrs=attributes)
-
-
 def open_statistics(path: PathLike) -> xr.Dataset:
     """Read the statistics of a codes store: a dataset in memory over `atom`, `rank`, `l0` and `error_bin`.
 
@@ -100,10 +69,10 @@ def open_statistics(path: PathLike) -> xr.Dataset:
     xarray.Dataset
         See the head of this module; the attributes of the store, and `l1_sum`.
     """
-    text, attributes = _checked(path)
-    place = remote.join(text, STATISTICS)
-    group = remote.open_group(place)
-    arrays = {name: remote.read_array(place, group, name) for name in STATISTIC_DIMS}
+    text, attributes = checked_codes(path)
+    place = paths.join(text, STATISTICS)
+    group = paths.open_group(place)
+    arrays = {name: paths.read_array(place, group, name) for name in STATISTIC_DIMS}
     _check_statistics(place, arrays, attributes, dict(group.attrs))
     variables = {name: (dims, arrays[name]) for name, dims in STATISTIC_DIMS.items()}
     return xr.Dataset(variables, attrs={**attributes, "l1_sum": group.attrs["l1_sum"]})
@@ -157,7 +126,7 @@ def stored_code_moments(statistics: xr.Dataset) -> CodeMoments:
 
 def codes_attributes(path: PathLike) -> dict[str, Any]:
     """Read the attributes of a finished codes store."""
-    return _checked(path)[1]
+    return checked_codes(path)[1]
 
 
 def verify_codes(path: PathLike) -> int:
@@ -168,12 +137,12 @@ def verify_codes(path: PathLike) -> int:
     StoreError
         When a chunk is missing or differs; it lists all that differ.
     """
-    text, attributes = _checked(path)
-    expected = remote.read_array(text, remote.open_group(text), CHECKSUMS)
-    readers = _readers(text, attributes)
+    text, attributes = checked_codes(path)
+    expected = paths.read_array(text, paths.open_group(text), CHECKSUMS)
+    readers = codes_readers(text, attributes)
     if expected.shape != (readers[0].n_chunks, len(readers)):
         raise StoreError(
-            f"{remote.join(text, CHECKSUMS)} has shape {expected.shape} for {readers[0].n_chunks} chunks of two "
+            f"{paths.join(text, CHECKSUMS)} has shape {expected.shape} for {readers[0].n_chunks} chunks of two "
             "arrays; restore it or encode again"
         )
     open_statistics(text)  # compares their checksums
@@ -190,13 +159,13 @@ def verify_codes(path: PathLike) -> int:
     return len(expected)
 
 
-def _checked(path: PathLike) -> tuple[str, dict[str, Any]]:
+def checked_codes(path: PathLike) -> tuple[str, dict[str, Any]]:
     """Refuse what is no finished codes store of this version; give its place and attributes."""
-    text = remote.normalise(path)
-    if not remote.exists(text):
-        begun = f"; an unfinished encode is at {text}.partial" if remote.exists(f"{text}.partial") else ""
+    text = paths.normalise(path)
+    if not paths.exists(text):
+        begun = f"; an unfinished encode is at {text}.partial" if paths.exists(f"{text}.partial") else ""
         raise StoreError(f"no codes at {text}{begun}; make them with `dbksvd encode STORE RUN {text}`")
-    node = remote.open_zarr(text)
+    node = paths.open_zarr(text)
     attributes = dict(node.attrs)
     kind = attributes.get("format", "of no known format")
     if kind != CODES_FORMAT:
@@ -243,13 +212,7 @@ class CheckedAtoms(RowsAsArray):
         return rows
 
 
-def _lazy(rows: RowsAsArray) -> da.Array:
-    chunks = (rows.reader.chunk_rows, *rows.reader.row_shape)
-    array: da.Array = da.from_array(rows, chunks=chunks, asarray=False)  # type: ignore[no-untyped-call]
-    return array
-
-
-def _readers(path: str, attributes: dict[str, Any]) -> tuple[RowReader, RowReader]:
+def codes_readers(path: str, attributes: dict[str, Any]) -> tuple[RowReader, RowReader]:
     """Open the indices and the coefficients, two arrays of the shape that the attributes say."""
     atom, coefficient = (_reader(path, name) for name in ("atom", "coefficient"))
     for reader, kind in ((atom, "i"), (coefficient, "f")):

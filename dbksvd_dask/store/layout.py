@@ -14,11 +14,11 @@ import zarr
 from zarr.codecs import BloscCodec, ZstdCodec
 
 import dbksvd_dask
+from dbksvd_dask._safe_text import redacted_values
 from dbksvd_dask.errors import InputError, MismatchError, StoreError, brief
-from dbksvd_dask.safe_text import redacted_values
-from dbksvd_dask.store import atomic, remote
+from dbksvd_dask.store import atomic, paths
 from dbksvd_dask.store.dtypes import BFLOAT16, dtype_name, stored_dtype
-from dbksvd_dask.store.rows import ACTIVATIONS_FORMAT, ACTIVATIONS_VERSION, ROW_CHECKSUMS, chunk_layout
+from dbksvd_dask.store.reader import ACTIVATIONS_FORMAT, ACTIVATIONS_VERSION, ROW_CHECKSUMS, chunk_layout
 
 PARTS = ".parts"
 # DESIGN section 5: chunks of 16-64 MB; 32 MiB is the power of two in the middle
@@ -155,10 +155,10 @@ def require_replaceable(path: str, format_name: str) -> None:
     format_name : str
         The attribute `format` of stores that may be replaced.
     """
-    if not remote.is_remote(path) and os.path.isdir(path) and not os.listdir(path):
+    if not paths.is_remote(path) and os.path.isdir(path) and not os.listdir(path):
         return
     try:
-        found = remote.open_zarr(path).attrs.get("format")
+        found = paths.open_zarr(path).attrs.get("format")
     except StoreError:
         found = None
     if found != format_name:
@@ -192,7 +192,7 @@ def require_layout(
     found = (tuple(array.shape[1:]), tuple(array.chunks), np.dtype(array.dtype), chunk_layout(array))
     if found != expected:
         raise StoreError(
-            f"the Zarr metadata in {remote.join(place, 'zarr.json')} are not those the store was begun with; "
+            f"the Zarr metadata in {paths.join(place, 'zarr.json')} are not those the store was begun with; "
             "begin again with --force"
         )
 
@@ -210,10 +210,10 @@ def attributes_of(plan: StorePlan) -> dict[str, Any]:
 
 def create_group(work: str, plan: StorePlan) -> None:
     """Make the empty group and its arrays."""
-    if not remote.is_remote(work):
+    if not paths.is_remote(work):
         os.makedirs(os.path.join(work, PARTS))
-    with remote.explain_refusal(work):
-        store, head = remote.zarr_store(work, read_only=False), attributes_of(plan)
+    with paths.explain_refusal(work):
+        store, head = paths.zarr_store(work, read_only=False), attributes_of(plan)
         group = zarr.create_group(store=store, zarr_format=3, attributes=head)
     rows = {"dtype": BFLOAT16} if plan.dtype == BFLOAT16 else {}
     _create_array(group, plan, "activations", stored_dtype(plan.dtype), (plan.n_features,), ("feature",), rows)

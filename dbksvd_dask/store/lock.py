@@ -28,9 +28,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dbksvd_dask.errors import BusyError
-from dbksvd_dask.store import remote
+from dbksvd_dask.store import paths
 from dbksvd_dask.store.atomic import cannot_write
-from dbksvd_dask.store.remote import PathLike
+from dbksvd_dask.store.paths import PathLike
 
 logger = logging.getLogger(__name__)
 
@@ -202,8 +202,8 @@ def hold(target: PathLike, what: str, *, inside: bool = False) -> Iterator[Lock]
     StoreError
         When the place cannot be written to.
     """
-    text, owner = remote.normalise(target), Owner.current(what)
-    if remote.is_remote(text):
+    text, owner = paths.normalise(target), Owner.current(what)
+    if paths.is_remote(text):
         yield Lock(None, text, owner)
         return
     path = os.path.join(text, FIT_LOCK) if inside else text + LOCK_SUFFIX

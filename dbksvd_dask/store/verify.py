@@ -8,10 +8,10 @@ from typing import Any
 from numpy.typing import NDArray
 
 from dbksvd_dask.errors import StoreError
-from dbksvd_dask.store import atomic, remote
+from dbksvd_dask.store import atomic, paths
 from dbksvd_dask.store.checksums import crc32c
-from dbksvd_dask.store.remote import PathLike
-from dbksvd_dask.store.rows import ROW_CHECKSUMS, RowReader, open_aligned, open_rows
+from dbksvd_dask.store.paths import PathLike
+from dbksvd_dask.store.reader import ROW_CHECKSUMS, RowReader, open_aligned, open_rows
 
 
 def verify_store(path: PathLike, on_chunk: Callable[[int], None] | None = None) -> int:
@@ -55,14 +55,14 @@ def verify_store(path: PathLike, on_chunk: Callable[[int], None] | None = None) 
 
 def _checksums(path: PathLike, reader: RowReader) -> tuple[NDArray[Any], list[str]]:
     """Read the table of checksums, one row per chunk, and the names of its columns."""
-    group = remote.open_group(path)
-    table = remote.get_array(path, group, ROW_CHECKSUMS)
+    group = paths.open_group(path)
+    table = paths.get_array(path, group, ROW_CHECKSUMS)
     if table is None:
         raise StoreError(f"{path} has no checksums; it was not written by this package")
-    expected, names = remote.read_array(path, group, ROW_CHECKSUMS), table.attrs.get("arrays")
+    expected, names = paths.read_array(path, group, ROW_CHECKSUMS), table.attrs.get("arrays")
     if not isinstance(names, list) or expected.shape != (reader.n_chunks, len(names)):
         raise StoreError(
             f"the checksums of {path} are of shape {expected.shape} for the arrays {names}, not one row for each "
-            f"of {reader.n_chunks} chunks; restore {remote.join(path, ROW_CHECKSUMS)} or write the store again"
+            f"of {reader.n_chunks} chunks; restore {paths.join(path, ROW_CHECKSUMS)} or write the store again"
         )
     return expected, [str(name) for name in names]

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import zarr
 
 from dbksvd_dask.errors import InputError, JobError, StoreError
-from dbksvd_dask.store import atomic, remote
+from dbksvd_dask.store import atomic
 from dbksvd_dask.store.checksums import crc32c, file_crc, same_bytes
 from dbksvd_dask.store.chunk_file import ReadBackError, Rows, Stream, Watch, write_chunk_file
 from dbksvd_dask.store.dtypes import stored_dtype
@@ -30,8 +30,19 @@ from dbksvd_dask.store.layout import (
     require_layout,
     require_replaceable,
 )
-from dbksvd_dask.store.remote import PathLike
-from dbksvd_dask.store.rows import ACTIVATIONS_FORMAT, ROW_CHECKSUMS
+from dbksvd_dask.store.paths import (
+    PathLike,
+    exists,
+    explain_metadata,
+    is_remote,
+    join,
+    list_names,
+    normalise,
+    open_zarr,
+    remove,
+    zarr_store,
+)
+from dbksvd_dask.store.reader import ACTIVATIONS_FORMAT, ROW_CHECKSUMS
 from dbksvd_dask.store.write_behind import WriteBehind
 
 FSYNC_THREADS = 4
@@ -54,12 +65,12 @@ class ActivationWriter:
         self._plan = plan
         self._overwrite = overwrite
         self._stored = stored_dtype(plan.dtype)
-        self._parts = remote.join(self.work, PARTS)
+        self._parts = join(self.work, PARTS)
         self._ledger = atomic.Ledger(self._parts, "chunk", durable=False)
-        self._direct = plan.compressor is None and not remote.is_remote(path)
+        self._direct = plan.compressor is None and not is_remote(path)
         self._behind = WriteBehind()
-        store = remote.zarr_store(self.work, read_only=False)
-        with remote.explain_metadata(self.work):
+        store = zarr_store(self.work, read_only=False)
+        with explain_metadata(self.work):
             self._group = zarr.open_group(store=store, mode="r+")
         self._arrays = {name: self._open_array(store, name) for name in self._names()}
 
@@ -67,12 +78,12 @@ class ActivationWriter:
         # a setting of the process, not kept in the store: without it a chunk of zeros would be left out
         with (
             zarr.config.set({"array.write_empty_chunks": True, "array.order": "C"}),
-            remote.explain_metadata(remote.join(self.work, name)),
+            explain_metadata(join(self.work, name)),
         ):
             array = zarr.open_array(store=store, path=name, mode="r+")
         tail, dtype = self._expected(name)
         raw = self._plan.compressor is None
-        require_layout(remote.join(self.work, name), array, tail, dtype, self.chunk_rows, raw)
+        require_layout(join(self.work, name), array, tail, dtype, self.chunk_rows, raw)
         return array
 
     @property
@@ -85,7 +96,7 @@ class ActivationWriter:
         """Tell whether everything is written and only the publishing is left."""
         attributes = self._group.attrs
         if attributes.get("complete") and "content_id" not in attributes:  # both are written at once
-            file = remote.join(self.work, "zarr.json")
+            file = join(self.work, "zarr.json")
             raise StoreError(f"{file} is damaged: it calls an unfinished store complete; begin again with --force")
         return bool(attributes.get("complete"))
 
@@ -193,7 +204,7 @@ class ActivationWriter:
         self._sweep()
         if self.work != self.path:
             atomic.publish(self.work, self.path, overwrite=self._overwrite)
-        remote.remove(remote.join(self.path, PARTS))
+        remove(join(self.path, PARTS))
 
     def _complete(self, verify: bool, attributes: dict[str, Any]) -> None:
         missing, done = self.missing(), self.done()
@@ -219,7 +230,7 @@ class ActivationWriter:
         # in one write (attrs.update makes one per key): a store is complete with all its attributes, or not yet
         known = {**attributes_of(self._plan), **attributes}
         self._group.update_attributes({**known, "complete": True, "content_id": self._content_id(table)})
-        if not remote.is_remote(self.work):
+        if not is_remote(self.work):
             atomic.fsync_path(os.path.join(self.work, "zarr.json"))
 
     def _content_id(self, table: npt.NDArray[np.uint32]) -> str:
@@ -285,7 +296,7 @@ class ActivationWriter:
 
     def _chunk_file(self, name: str, i: int) -> str:
         array = self._arrays[name]
-        return remote.join(self.work, name, array.metadata.encode_chunk_key((i,) + (0,) * (array.ndim - 1)))
+        return join(self.work, name, array.metadata.encode_chunk_key((i,) + (0,) * (array.ndim - 1)))
 
     def _checksum(self, name: str, i: int, rows: int) -> int:
         tail, dtype = self._expected(name)
@@ -324,13 +335,13 @@ class ActivationWriter:
 
     def _sweep(self) -> None:
         """Remove the markers; the plan stays until the store is published, to tell what it is."""
-        for name in remote.list_names(self._parts):
+        for name in list_names(self._parts):
             if name != "plan.json":
-                remote.remove(remote.join(self._parts, name))
+                remove(join(self._parts, name))
 
     def _files(self, names: Iterable[str]) -> list[str]:
         """Return the files of arrays and their folders, less scratch files of a killed run, which go."""
-        if remote.is_remote(self.work):
+        if is_remote(self.work):
             return []
         folders = [os.path.join(self.work, name) for name in names]
         paths = []
@@ -387,17 +398,17 @@ def create_activations(
     -------
     ActivationWriter
     """
-    text = remote.normalise(path)
+    text = normalise(path)
     plan = make_plan(n_samples, n_features, dtype, chunk_rows, compressor, attributes, aligned, job)
     work = atomic.aside(text)
-    begun = remote.join(work, PARTS, "plan.json")
+    begun = join(work, PARTS, "plan.json")
     require_free(text, overwrite)
-    if resume and remote.exists(begun):
+    if resume and exists(begun):
         check_same(text, atomic.read_sealed(begun), plan.to_json())
         writer = ActivationWriter(text, plan, overwrite)
         writer.recheck()
         return writer
-    remote.remove(work)
+    remove(work)
     create_group(work, plan)
     atomic.write_sealed(begun, plan.to_json())
     return ActivationWriter(text, plan, overwrite)
@@ -405,9 +416,9 @@ def create_activations(
 
 def require_free(path: PathLike, overwrite: bool = False) -> None:
     """Refuse a name that is taken, unless it is an activation store that may be overwritten or is unfinished."""
-    text = remote.normalise(path)
-    begun = atomic.aside(text) == text and remote.exists(remote.join(text, PARTS, "plan.json"))
-    if not remote.exists(text) or begun:
+    text = normalise(path)
+    begun = atomic.aside(text) == text and exists(join(text, PARTS, "plan.json"))
+    if not exists(text) or begun:
         return
     if not overwrite:
         raise StoreError(f"{text} exists already; choose another name or allow overwriting with --force")
@@ -421,10 +432,10 @@ def job_id(description: Mapping[str, Any]) -> str:
 
 def is_finished(path: PathLike, identity: str) -> bool:
     """Tell whether the store at `path` is the complete result of a job, as `job_id` gave it."""
-    if not remote.exists(path):
+    if not exists(path):
         return False
     try:
-        attributes = remote.open_zarr(path).attrs
+        attributes = open_zarr(path).attrs
         return bool(attributes.get("complete")) and attributes.get(JOB_ID) == identity
     except StoreError:
         return False
@@ -433,14 +444,14 @@ def is_finished(path: PathLike, identity: str) -> bool:
 def may_be_finished(path: PathLike) -> bool:
     """Tell whether some job has finished the store at `path`: worth finding out whether it was this one."""
     try:
-        return remote.exists(path) and JOB_ID in remote.open_zarr(path).attrs
+        return exists(path) and JOB_ID in open_zarr(path).attrs
     except StoreError:
         return False
 
 
 def tidy(path: PathLike) -> None:
     """Remove what a run that was killed after it had published a store left in it."""
-    remote.remove(remote.join(path, PARTS))
+    remove(join(path, PARTS))
 
 
 def require_room(path: PathLike, n_samples: int, chunk_rows: int, row_bytes: int, extra: int = 0) -> None:
@@ -456,15 +467,15 @@ def require_room(path: PathLike, n_samples: int, chunk_rows: int, row_bytes: int
         Further bytes that are needed beside it.
     """
     work = atomic.aside(path)
-    done = len(atomic.Ledger(remote.join(work, PARTS), "chunk").parts())
+    done = len(atomic.Ledger(join(work, PARTS), "chunk").parts())
     chunks = max(0, -(-n_samples // chunk_rows) - done)
     atomic.require_space(work, chunks * chunk_rows * row_bytes + extra)
 
 
 def open_writer(path: PathLike, *, overwrite: bool = False) -> ActivationWriter:
     """Open an unfinished store for writing, in a further process."""
-    text = remote.normalise(path)
-    begun = remote.join(atomic.aside(text), PARTS, "plan.json")
-    if not remote.exists(begun):
+    text = normalise(path)
+    begun = join(atomic.aside(text), PARTS, "plan.json")
+    if not exists(begun):
         raise StoreError(f"no store is being written at {text}; begin one with create_activations")
     return ActivationWriter(text, StorePlan.read(begun), overwrite)

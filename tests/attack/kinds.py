@@ -17,13 +17,13 @@ from dbksvd_dask.export.huggingface import export_huggingface
 from dbksvd_dask.export.saelens import export_saelens
 from dbksvd_dask.importers.selection import Selection
 from dbksvd_dask.store.activations import ActivationWriter
-from dbksvd_dask.store.dictionary import open_dictionary
-from tests import jobs
+from dbksvd_dask.store.runs import open_dictionary
 from tests.attack import actions
 from tests.attack.actions import Action
-from tests.report_parts import patch_store, token_store
-from tests.store_helpers import make_store
-from tests.test_import_formats import WRITERS
+from tests.helpers import jobs
+from tests.helpers.report_parts import patch_store, token_store
+from tests.helpers.stores import make_store
+from tests.importers.test_formats import WRITERS
 
 DATA = Path(__file__).parents[1] / "data" / "imports"
 N, D, M, K = 60, 8, 16, 2

@@ -21,8 +21,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from dbksvd_dask.errors import DBKSVDError
+from dbksvd_dask.plan import units
 from dbksvd_dask.report import figures
-from dbksvd_dask.store import atomic, code_writer, dictionary
+from dbksvd_dask.store import atomic
 from tests.attack import actions
 from tests.attack.crafted import CRAFTED
 from tests.attack.kinds import KINDS, Kind
@@ -139,8 +140,8 @@ def outcome_of_verify(path: str) -> str:
 def quiet() -> None:
     """Keep the disk, the terminal and the memory of the machine out of it, and skip the drawing of curves."""
     atomic.fsync_path = lambda path: None
-    dictionary.fsync_path = lambda path: None
-    code_writer.MIN_CHUNK_ROWS = 20
+    atomic.fsync_path = lambda path: None
+    units.MIN_CHUNK_ROWS = 20
     figures.themed_svg = lambda figure, *args: str(plt.close(figure))
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)

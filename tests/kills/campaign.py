@@ -21,10 +21,10 @@ import dask
 import numpy as np
 
 from dbksvd_dask import DBKSVD
-from dbksvd_dask.store import code_writer
+from dbksvd_dask.plan import units
 from dbksvd_dask.store.dictionary import ATTRIBUTES_CRC
 from dbksvd_dask.store.small_reads import copy_each
-from tests import jobs
+from tests.helpers import jobs
 from tests.kills import encode_sweep
 from tests.kills.forks import in_child
 
@@ -171,7 +171,7 @@ def start(kind: Kind) -> int:
 
 def _work(kind: Kind) -> int:
     """In a forked process: run the command, and leave what it says in a file."""
-    code_writer.MIN_CHUNK_ROWS = 25
+    units.MIN_CHUNK_ROWS = 25
     code, _, err = jobs.command(*(kind.out if part == "OUT" else part for part in kind.command))
     (kind.folder.parent / f"{kind.name}.err").write_text(err)
     return code

@@ -19,13 +19,14 @@ import sys
 import dask
 import numpy as np
 
-from dbksvd_dask.encode_job import encode_store
 from dbksvd_dask.evaluate.reconstruction import reconstruction_moments
+from dbksvd_dask.evaluate.sums import CodeSums
+from dbksvd_dask.jobs.encode import encode_store
 from dbksvd_dask.kernels import encode
-from dbksvd_dask.kernels.encode import EncodeSpec
-from dbksvd_dask.store import atomic, code_writer
-from dbksvd_dask.store.code_sums import CodeSums
-from tests import jobs
+from dbksvd_dask.plan import units
+from dbksvd_dask.plan.encoder import EncodeSpec
+from dbksvd_dask.store import atomic
+from tests.helpers import jobs
 from tests.kills.forks import die_at, in_child, was_killed
 
 CHUNK, N = 16, 40  # three units, the last one short
@@ -79,7 +80,7 @@ def sweep(folder, step):
 
 
 if __name__ == "__main__":
-    code_writer.MIN_CHUNK_ROWS = CHUNK
+    units.MIN_CHUNK_ROWS = CHUNK
     atomic.fsync_path = lambda path: None  # shows nothing here: the machine stays up
     assert in_child(lambda: prepare(sys.argv[1]))[0] == 0
     load_kernels()

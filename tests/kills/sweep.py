@@ -20,13 +20,13 @@ import sys
 
 import numpy as np
 
-from dbksvd_dask import shuffle_job
-from dbksvd_dask.import_job import import_activations
-from dbksvd_dask.shuffle_job import shuffle_activations
+from dbksvd_dask.jobs import shuffle
+from dbksvd_dask.jobs.import_ import import_activations
+from dbksvd_dask.jobs.shuffle import shuffle_activations
 from dbksvd_dask.store import atomic, write_behind
 from dbksvd_dask.store.small_reads import copy_each
+from tests.helpers.stores import make_store, ordered_rows, tree
 from tests.kills.forks import die_at, in_child, was_killed
-from tests.store_helpers import make_store, ordered_rows, tree
 
 
 def run_import(folder):
@@ -45,8 +45,8 @@ def run_shuffle(folder):
 
 def choose_passes(n):
     """Make the shuffles of this process take one or two passes."""
-    shuffle_job.may_pick = lambda *_: n == 1
-    shuffle_job.in_file_cache = lambda _: n == 1
+    shuffle.may_pick = lambda *_: n == 1
+    shuffle.in_file_cache = lambda _: n == 1
 
 
 def prepare(job, folder):

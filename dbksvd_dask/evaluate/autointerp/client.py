@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
+from dbksvd_dask._safe_text import redacted
 from dbksvd_dask.errors import InputError, JobError
-from dbksvd_dask.safe_text import redacted
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from dbksvd_dask.errors import InputError
 from dbksvd_dask.evaluate._check import CodeBlocks, iter_codes
 from dbksvd_dask.evaluate.codes import CodeMoments, stream_code_moments
 from dbksvd_dask.evaluate.top_samples import stream_top_samples
-from dbksvd_dask.metrics import Float64Array
+from dbksvd_dask.kernels.moments import Float64Array
 
 
 @dataclass(frozen=True, eq=False)

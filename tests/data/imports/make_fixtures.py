@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.import_patterns import pattern, values
+from tests.helpers.import_patterns import pattern, values
 
 HERE = Path(__file__).parent
 

@@ -1,0 +1,4 @@
+"""The demo: everything once, on two photographs.
+
+May know everything but the command line.
+"""

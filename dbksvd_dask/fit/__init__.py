@@ -1,0 +1,4 @@
+"""The outer loop of a fit.
+
+May know graph and everything below it; no jobs, no estimator.
+"""

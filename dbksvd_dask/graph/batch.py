@@ -1,0 +1,343 @@
+"""One outer batch as a Dask graph; graphs that only encode are in `graph.encode`; both use `graph.tasks`.
+
+::
+
+    chunk c:  load -> encode (tiles) -> state
+    round r:  first product per chunk -> sum -> warm start -> next product per chunk -> sum -> step -> new atoms
+              refresh per chunk -> state
+    end:      merged dictionary, metrics, atom usage
+
+The graph runs on whatever scheduler is current: threads, a LocalCluster, a remote one. Partial sums are made
+per chunk and added in a fixed order, so its result does not depend on where or in which order the tasks ran.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from dask.delayed import Delayed
+
+from dbksvd_dask.gpu import device
+from dbksvd_dask.graph import backend, readahead
+from dbksvd_dask.graph.load import dictionaries_of, grams_of, prepare, rows_of
+from dbksvd_dask.graph.run import chunk_homes, compute
+from dbksvd_dask.graph.sources import Source, StoreSource
+from dbksvd_dask.graph.tasks import Tasks
+from dbksvd_dask.kernels import chunk
+from dbksvd_dask.kernels.moments import Moments, merge_moments
+from dbksvd_dask.plan import seeds, units
+from dbksvd_dask.plan.device import CPU, Placement
+from dbksvd_dask.plan.encoder import AtomWeights, EncodeSpec
+from dbksvd_dask.plan.groups import Group, plan_rounds
+
+# Parts that one task adds up. Pairs: neighbouring chunks lie on one worker, so all but the top of the tree adds
+# where the parts are, and one sum per worker travels instead of one per chunk.
+FAN_IN = 2
+
+
+class BatchSpec(NamedTuple):
+    """What a batch needs to know besides its rows and the dictionary."""
+
+    groups: tuple[Group, ...]
+    encode: EncodeSpec
+    lanczos_steps: int
+    chunk_size: int
+    dead_atoms: str
+    seed: int
+    dtype: Any
+    place: Placement = CPU
+    weights: AtomWeights | None = None  # of a dictionary that is one group
+
+
+class Upcoming(NamedTuple):
+    """What the next batch of a fit will read."""
+
+    fit: str  # tells fits in one process apart
+    rows: np.ndarray  # int64 (n_rows,); empty for the last batch
+
+
+class BatchResult(NamedTuple):
+    """What one outer batch gives."""
+
+    dictionary: np.ndarray  # (n_atoms, n_features)
+    counts: np.ndarray  # (n_atoms,) samples per atom
+    before: Moments
+    after: Moments
+    n_dead: int
+    encode_seconds: float
+    update_seconds: float
+
+
+# ---------------------------------------------------------------------------------------------- graph
+
+
+def _tree(names: Tasks, label: str, index: tuple[int, ...], parts: list[Any]) -> list[Any]:
+    """Add the parts of all chunks in the fixed order of `plan.units.tree_levels`, all but the last level."""
+    firsts = list(range(len(parts)))  # first chunk of each part: sums are made where it is
+    for depth, spans in enumerate(units.tree_levels(len(parts), FAN_IN)[:-1]):
+        parts = [
+            names.call(backend.add_sums, f"{label}-sum", (*index, depth, i), parts[a:b], chunk=firsts[a])
+            for i, (a, b) in enumerate(spans)
+        ]
+        firsts = [firsts[a] for a, _ in spans]
+    return parts
+
+
+class _Stage(NamedTuple):
+    """The tasks of one group: new atoms, states after its update, and what was counted on the way."""
+
+    dictionary: Any
+    states: list[Any]
+    stats: list[Any]
+    counts: Any
+
+
+def _encode_first(
+    rows: Any,
+    mean: Any,
+    dtype: Any,
+    D: np.ndarray,
+    gram: np.ndarray,
+    spec: EncodeSpec,
+    rounds: chunk.Rounds,
+    place: Placement,
+    weights: AtomWeights | None,
+) -> chunk.ChunkState:
+    """Load and encode a chunk in one task, so that the samples themselves are never kept."""
+    raw = rows.load()
+    with device.turn(place.pursuit):
+        Y = prepare(raw, rows.where, mean, dtype, place.device)
+        state, counts = backend.encode_chunk(Y, D, gram, spec, rounds, weights)
+        state = state._replace(stats=backend.chunk_stats(Y, state, counts))
+    return state if place.resident else backend.parked(state)
+
+
+def _encode_residual(
+    before: chunk.ChunkState,
+    D: np.ndarray,
+    gram: np.ndarray,
+    spec: EncodeSpec,
+    rounds: chunk.Rounds,
+    place: Placement,
+) -> chunk.ChunkState:
+    """Encode what the groups before have left over."""
+    stats = before.stats
+    assert stats is not None
+    state, counts = backend.encode_chunk(before.R, D, gram, spec, rounds)
+    moments = stats.moments.with_residual(backend.after_update(state, stats))
+    state = state._replace(stats=stats._replace(moments=moments, counts=counts, finished=time.time()))
+    return state if place.resident else backend.parked(state)
+
+
+def _stats_of(state: chunk.ChunkState) -> chunk.ChunkStats:
+    """What the driver wants of a chunk's encoding: kilobytes, while the state stays where it is."""
+    assert state.stats is not None
+    return state.stats._replace(y_norms=np.empty(0))
+
+
+def _counts_of(stats: list[chunk.ChunkStats]) -> np.ndarray:
+    return chunk.add_counts([s.counts for s in stats])
+
+
+def _after(state: chunk.ChunkState) -> Any:
+    assert state.stats is not None
+    return backend.after_update(state, state.stats)
+
+
+def _first_step(parts: list[Any], D: np.ndarray, members: np.ndarray, last: bool) -> Any:
+    """Warm start of a round; with one Lanczos step only, its new atoms."""
+    lz = backend.begin_round(parts, D, members)
+    return backend.finish_round(lz, D, members) if last else lz
+
+
+def _next_step(parts: list[Any], lz: Any, D: np.ndarray, members: np.ndarray, last: bool) -> Any:
+    """One Lanczos step of a round; after the last one, its new atoms."""
+    lz = backend.advance_round(parts, lz, D, members)
+    return backend.finish_round(lz, D, members) if last else lz
+
+
+def _round(names: Tasks, spec: BatchSpec, g: int, r: int, D: Any, members: np.ndarray, states: list[Any]) -> Any:
+    """New atoms of one round."""
+    steps = spec.lanczos_steps
+    parts = [
+        names.call(backend.first_product, "lanczos-start", (g, r, c), state, r, members.size, chunk=c)
+        for c, state in enumerate(states)
+    ]
+    parts = _tree(names, "lanczos-start", (g, r), parts)
+    label, index = ("lanczos-begin", (g, r, 0)) if steps > 1 else ("round", (g, r))
+    out = names.call(_first_step, label, index, parts, D, members, steps == 1)
+    for step in range(1, steps):
+        parts = [
+            names.call(backend.next_product, "lanczos-product", (g, r, step, c), state, r, out, chunk=c)
+            for c, state in enumerate(states)
+        ]
+        parts = _tree(names, "lanczos-product", (g, r, step), parts)
+        last = step == steps - 1
+        label, index = ("round", (g, r)) if last else ("lanczos-step", (g, r, step))
+        out = names.call(_next_step, label, index, parts, out, D, members, last)
+    return out
+
+
+def _update(
+    names: Tasks, spec: BatchSpec, g: int, D: Any, near: list[Any], rounds: chunk.Rounds, states: list[Any]
+) -> tuple[list[Any], list[Any]]:
+    """Rounds of one group: new atoms of each round, and the states after the last.
+
+    Parameters
+    ----------
+    D : the group's atoms on the host;  near : per chunk, the same where its tasks use them
+    """
+    new_atoms = []
+    nonneg = spec.encode.nonneg
+    for r, members in enumerate(rounds.atoms):
+        new = _round(names, spec, g, r, D, members, states)
+        states = [
+            names.call(
+                backend.refresh_chunk, "refresh", (g, r, c), state, r, near[c], members, new, nonneg, chunk=c
+            )
+            for c, state in enumerate(states)
+        ]
+        new_atoms.append(new)
+    return new_atoms, states
+
+
+def _fresh_atoms(spec: BatchSpec, group: Group, n_features: int, iteration: int) -> np.ndarray | None:
+    """Random unit rows for dead atoms, if that is the rule."""
+    if spec.dead_atoms != "random":
+        return None
+    size = group.stop - group.start
+    return seeds.random_atoms(size, n_features, spec.dtype, spec.seed, iteration, group.start)
+
+
+def _stage(
+    names: Tasks,
+    spec: BatchSpec,
+    g: int,
+    iteration: int,
+    D: np.ndarray,
+    encode_tasks: Callable[[list[Any], list[Any], EncodeSpec, chunk.Rounds], list[Any]],
+) -> _Stage:
+    """Encode and update one group of atoms."""
+    group = spec.groups[g]
+    own = names.data(np.ascontiguousarray(D[group.start : group.stop]), f"dictionary-{g}")
+    rounds = chunk.invert_rounds(plan_rounds(group, spec.seed, iteration), group.stop - group.start)
+    near = dictionaries_of(names, own, g, spec.place)
+    grams = grams_of(names, own, group.stop - group.start, g, spec.place)
+    states = encode_tasks(near, grams, spec.encode._replace(k=group.k), rounds)
+    stats = [names.call(_stats_of, "stats", (g, c), state, chunk=c) for c, state in enumerate(states)]
+    counts = names.call(_counts_of, "counts", (g,), stats)
+    new, states = _update(names, spec, g, own, near, rounds, states)
+    members = list(rounds.atoms)
+    candidates: list[Any] = []
+    if spec.dead_atoms == "residual":
+        candidates = [
+            names.call(backend.worst_samples, "worst", (g, c), state, near[c], members, new, counts, chunk=c)
+            for c, state in enumerate(states)
+        ]
+    fresh = _fresh_atoms(spec, group, D.shape[1], iteration)
+    merged = names.call(backend.merge_dictionary, "dictionary", (g,), own, members, new, counts, candidates, fresh)
+    return _Stage(merged, states, stats, counts)
+
+
+def build_batch(
+    source: Source,
+    rows: np.ndarray,
+    D: np.ndarray,
+    mean: np.ndarray | None,
+    spec: BatchSpec,
+    iteration: int,
+    upcoming: Upcoming | None = None,
+) -> Delayed:
+    """Graph of one outer batch; computing it gives a `BatchResult`.
+
+    Parameters
+    ----------
+    source : where the samples are
+    rows : int64 (n_rows,), the batch's rows in reading order
+    D : (n_atoms, n_features) current dictionary
+    mean : (n_features,) taken off every sample, or None
+    upcoming : what the next batch will read, so that workers may read it while they compute this one
+    """
+    spans = units.split_rows(rows.size, spec.chunk_size)
+    names = Tasks(iteration, len(spans), chunk_homes(len(spans)))
+    refs = _references(source, rows, spec.chunk_size, iteration, upcoming)
+    centre = None if mean is None else names.data(mean, "mean")
+    weights = None if spec.weights is None else names.data(spec.weights, "weights")
+    stages: list[_Stage] = []
+    for g in range(len(spec.groups)):
+
+        def encode_tasks(near: list[Any], grams: list[Any], how: EncodeSpec, rounds: Any, g: int = g) -> list[Any]:
+            out = []
+            for c, ref in enumerate(refs):
+                rest = (near[c], grams[c], how, rounds, spec.place)
+                if g == 0:
+                    call = names.call(
+                        _encode_first, "encode", (g, c), ref, centre, spec.dtype, *rest, weights, chunk=c
+                    )
+                else:
+                    call = names.call(_encode_residual, "encode", (g, c), stages[-1].states[c], *rest, chunk=c)
+                out.append(call)
+            return out
+
+        stages.append(_stage(names, spec, g, iteration, D, encode_tasks))
+    last = stages[-1]
+    after = [names.call(_after, "metrics", (c,), state, chunk=c) for c, state in enumerate(last.states)]
+    dictionaries, counts = [s.dictionary for s in stages], [s.counts for s in stages]
+    return names.finish(names.call(_collect, "batch", (), dictionaries, counts, last.stats, after))
+
+
+def _references(
+    source: Source, rows: np.ndarray, chunk_size: int, iteration: int, upcoming: Upcoming | None
+) -> list[Any]:
+    """References to the rows of each chunk."""
+
+    def cut(rows: np.ndarray) -> list[Any]:
+        return [rows_of(source, rows[a:b]) for a, b in units.split_rows(rows.size, chunk_size)]
+
+    if upcoming is None or not isinstance(source, StoreSource):
+        return cut(rows)
+    return readahead.with_next(cut(rows), cut(upcoming.rows), readahead.Tag(upcoming.fit, iteration))
+
+
+def _collect(
+    dictionaries: list[np.ndarray], counts: list[np.ndarray], stats: list[chunk.ChunkStats], after: list[Any]
+) -> tuple[np.ndarray, np.ndarray, Moments, Moments, float]:
+    """Everything the driver wants of a batch."""
+    before = merge_moments(s.moments for s in stats)
+    total = after[0]
+    for part in after[1:]:
+        total = total.merge(part)
+    encoded = max(s.finished for s in stats)
+    return (
+        np.concatenate(dictionaries),
+        np.concatenate(counts),
+        before,
+        before.with_residual(total),
+        encoded,
+    )
+
+
+def run_batch(graph: Delayed, on_round: Callable[[], None] | None = None) -> BatchResult:
+    """Compute a batch's graph on the current scheduler; `on_round` is called after each round."""
+    began = time.time()
+    result = compute(graph, "round-", on_round)
+    ended = time.time()
+    dictionary, counts, before, after, encoded = result
+    encoded = min(max(encoded, began), ended)  # clocks of other machines may differ
+    return BatchResult(
+        dictionary,
+        counts,
+        before,
+        after,
+        int(np.count_nonzero(counts == 0)),
+        encoded - began,
+        ended - encoded,
+    )
+
+
+def count_tasks(graph: Delayed) -> int:
+    """Tasks of a graph."""
+    return sum(1 for _ in graph.__dask_graph__())

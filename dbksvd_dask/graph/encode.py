@@ -1,0 +1,148 @@
+"""Tasks that encode rows outside a batch: held-out measurements, and whole sources."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import dask
+import dask.array as da
+import numpy as np
+from dask._task_spec import Task
+from dask.delayed import Delayed
+
+from dbksvd_dask.gpu import device
+from dbksvd_dask.graph import backend
+from dbksvd_dask.graph.load import dictionaries_of, dictionary_and_gram, grams_of, prepare, rows_of
+from dbksvd_dask.graph.run import chunk_homes
+from dbksvd_dask.graph.sources import Source
+from dbksvd_dask.graph.tasks import Tasks
+from dbksvd_dask.kernels.moments import Moments, merge_moments
+from dbksvd_dask.kernels.scale import largest_norm
+from dbksvd_dask.plan.device import CPU, Placement
+from dbksvd_dask.plan.encoder import AtomWeights, EncodeSpec
+from dbksvd_dask.plan.units import split_rows
+
+# ---------------------------------------------------------------------------------------------- loading
+
+
+def _refused(raw: np.ndarray, where: Callable[[int], str], bad: np.ndarray, dtype: Any) -> str:
+    """Why some rows of a chunk cannot be encoded."""
+    first = int(bad[0])
+    many = f"({bad.size} such row{'s' * (bad.size > 1)} in this chunk of the batch); drop those rows"
+    if not np.isfinite(raw[first]).all():
+        return f"{where(first)} has NaN or infinity {many}, for example with `dbksvd import --nonfinite drop`"
+    largest = float(np.abs(raw[first]).max())
+    return (
+        f"{where(first)} has a value of magnitude {largest:.2g}, too large for {np.dtype(dtype)}: norms may be "
+        f"{largest_norm(dtype):.2g} at most {many}, or divide all samples by a constant, which changes no atom"
+    )
+
+
+# ---------------------------------------------------------------------------------------------- encoding
+
+
+def _first(pair: tuple[Any, Any]) -> Any:
+    return pair[0]
+
+
+def _second(pair: tuple[Any, Any]) -> Any:
+    return pair[1]
+
+
+class EncodePlan(NamedTuple):
+    """How a dictionary encodes new samples: everything `encode_block` needs besides the rows."""
+
+    spec: EncodeSpec
+    mean: np.ndarray | None
+    dtype: Any
+    place: Placement = CPU
+    weights: AtomWeights | None = None
+
+
+def encode_block(rows: Any, D: np.ndarray, gram: np.ndarray, how: EncodePlan) -> tuple[np.ndarray, np.ndarray]:
+    """Load and encode a block of rows: atom (n, k) int32 and coefficient (n, k)."""
+    raw = rows.load()
+    with device.turn(how.place.pursuit):
+        Y = prepare(raw, rows.where, how.mean, how.dtype, how.place.device)
+        return backend.codes_of(Y, D, gram, how.spec, how.weights, int(rows.rows[0]))
+
+
+def evaluate_block(rows: Any, D: np.ndarray, gram: np.ndarray, how: EncodePlan, first: int) -> tuple[Moments, int]:
+    """Load and encode a block of rows: sums over samples and residual, and the number of nonzeros.
+
+    Parameters
+    ----------
+    first : place of the first of these rows among all that are measured
+    """
+    raw = rows.load()
+    with device.turn(how.place.pursuit):
+        Y = prepare(raw, rows.where, how.mean, how.dtype, how.place.device)
+        return backend.measure(Y, D, gram, how.spec, how.weights, first)
+
+
+def build_evaluation(
+    source: Source, rows: np.ndarray, D: np.ndarray, how: EncodePlan, chunk_size: int, iteration: int = 0
+) -> Delayed:
+    """Graph that encodes rows and merges their metrics: computing it gives (Moments, number of nonzeros)."""
+    spans = split_rows(rows.size, chunk_size)
+    names = Tasks(iteration, len(spans), chunk_homes(len(spans)))
+    own = names.data(np.ascontiguousarray(D), "dictionary")
+    near, grams = dictionaries_of(names, own, 0, how.place), grams_of(names, own, D.shape[0], 0, how.place)
+    parts = [
+        names.call(
+            evaluate_block, "evaluate", (c,), rows_of(source, rows[a:b]), near[c], grams[c], how, a, chunk=c
+        )
+        for c, (a, b) in enumerate(spans)
+    ]
+    return names.finish(names.call(_merge_evaluation, "evaluation", (), parts))
+
+
+def _merge_evaluation(parts: list[tuple[Moments, int]]) -> tuple[Moments, int]:
+    return merge_moments(m for m, _ in parts), sum(count for _, count in parts)
+
+
+def _encoding(
+    source: Source, D: np.ndarray, how: EncodePlan, block_rows: int
+) -> tuple[Tasks, list[Any], list[int]]:
+    """Tasks that encode a whole source, block by block, and the rows of each block."""
+    names = Tasks()
+    dictionary, gram = dictionary_and_gram(names, D, how.place)
+    spans = split_rows(source.n_samples, block_rows)
+    blocks = []
+    for c, (a, b) in enumerate(spans):
+        rows = rows_of(source, np.arange(a, b, dtype=np.int64))
+        blocks.append(names.call(encode_block, "encode", (c,), rows, dictionary, gram, how))
+    return names, blocks, [b - a for a, b in spans]
+
+
+def encode_now(source: Source, D: np.ndarray, how: EncodePlan, block_rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Encode a whole source on the current scheduler: atom (n, k) and coefficient (n, k)."""
+    names, blocks, _ = _encoding(source, D, how, block_rows)
+    (codes,) = dask.compute(names.finish(names.call(_stack, "codes", (), blocks)))
+    return codes
+
+
+def _stack(pairs: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    return np.concatenate([p[0] for p in pairs]), np.concatenate([p[1] for p in pairs])
+
+
+def encode_lazily(source: Source, D: np.ndarray, how: EncodePlan, block_rows: int) -> tuple[da.Array, da.Array]:
+    """Encode a whole source when asked: Dask arrays atom (n, k) and coefficient (n, k)."""
+    names, blocks, sizes = _encoding(source, D, how, block_rows)
+    return (
+        _as_array(names, "atom", _first, blocks, (tuple(sizes), (how.spec.k,)), np.int32),
+        _as_array(names, "coefficient", _second, blocks, (tuple(sizes), (how.spec.k,)), how.dtype),
+    )
+
+
+def _as_array(
+    names: Tasks, label: str, which: Callable[[Any], Any], blocks: list[Any], chunks: Any, dtype: Any
+) -> da.Array:
+    """One of the two arrays of a list of code tasks, as a Dask array."""
+    name = f"{label}-{uuid.uuid4().hex}"
+    graph = dict(names.graph)
+    for i, block in enumerate(blocks):
+        graph[(name, i, 0)] = Task((name, i, 0), which, block)
+    return da.Array(graph, name, chunks, dtype=dtype)

@@ -1,0 +1,276 @@
+"""Running graphs on whatever scheduler is current: news of rounds, bounded retries, failures in plain words."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+import warnings
+import weakref
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from typing import Any, TypeVar
+
+import dask
+from dask.base import get_scheduler
+from dask.callbacks import Callback as DaskCallback
+from dask.delayed import Delayed
+from dask.system import CPU_COUNT
+
+from dbksvd_dask._safe_text import printable, redacted
+from dbksvd_dask.errors import ClusterError, DBKSVDError, MixedArithmeticWarning, StoreError
+from dbksvd_dask.kernels.blas import arithmetic
+from dbksvd_dask.plan import units
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+ATTEMPTS = 3  # runs of a batch that fails for a reason that may pass, before giving up
+POLL_SECONDS = 5.0  # between two looks at whether there are workers at all
+NO_WORKERS_SECONDS = 300.0  # without any worker, before giving up: a queue may need minutes to start new ones
+RECONNECT_SECONDS = 120.0  # longer than any client tries by itself
+
+# The dictionary travels inside the graph on purpose (see `graph.tasks.Tasks.data`); Dask would warn from 10 MB on.
+_QUIET = {"distributed.admin.large-graph-warning-threshold": "1 TB"}
+
+
+def compute(graph: Delayed, prefix: str = "", on_task: Callable[[], None] | None = None) -> Any:
+    """Compute a graph on the current scheduler.
+
+    Parameters
+    ----------
+    graph : as `graph.tasks.Tasks.finish` gives it
+    prefix, on_task : `on_task` is called when a task whose name starts with `prefix` is done
+    """
+    client = current_client()
+    with dask.config.set(_QUIET):
+        if client is not None:
+            return _on_client(client, graph, prefix, on_task)
+        if on_task is None:
+            return dask.compute(graph)[0]
+        heard = on_task
+
+        def posttask(key: Any, *_: Any) -> None:
+            if isinstance(key, str) and key.startswith(prefix):
+                heard()
+
+        with DaskCallback(posttask=posttask):
+            return dask.compute(graph)[0]
+
+
+def _on_client(client: Any, graph: Delayed, prefix: str, on_task: Callable[[], None] | None) -> Any:
+    """Submit a graph; hear of its tasks by holding futures of them, which costs the cluster nothing."""
+    warn_of_mixed_arithmetic(client)
+    keys = [] if on_task is None else [k for k in graph.__dask_graph__() if str(k).startswith(prefix)]
+    layer = graph.__dask_layers__()[0]
+    futures = client.compute([graph, *(Delayed(key, graph.dask, layer=layer) for key in keys)])
+    try:
+        return _wait(client, futures[0], futures[1:], on_task)
+    finally:
+        # an exception keeps this frame, and with it the futures: what is left must not go on running
+        for future in futures:
+            future.release()
+
+
+# How the workers of each client round, by their addresses.
+_ARITHMETIC: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
+
+
+def warn_of_mixed_arithmetic(client: Any) -> None:
+    """Warn once, by name, when workers of a cluster round differently; only workers not seen before are asked."""
+    known = _ARITHMETIC.setdefault(client, {})
+    new = [worker for worker in client.nthreads() if worker not in known]
+    if not new:
+        return
+    _require_same_package(client, new)
+    before = set(known.values())
+    known.update(client.run(arithmetic, workers=new, on_error="ignore"))
+    if len(set(known.values())) > max(1, len(before)):
+        kinds: dict[str, list[str]] = {}
+        for worker, kind in known.items():
+            kinds.setdefault(kind, []).append(worker)
+        listed = "; ".join(f"{kind} on {', '.join(workers[:3])}" for kind, workers in kinds.items())
+        warnings.warn(
+            f"the workers of this cluster round differently ({listed}), so the last bits of the result depend on "
+            "which worker computes what; use workers of one kind, or set OPENBLAS_CORETYPE and NUMBA_CPU_NAME to "
+            "the same values on all of them",
+            MixedArithmeticWarning,
+            stacklevel=2,
+        )
+
+
+def _require_same_package(client: Any, workers: list[str]) -> None:
+    """Refuse workers that would run other code than this process, or cannot import it."""
+
+    def version() -> str:  # inside: it travels as code, so that any version can be asked
+        import dbksvd_dask
+
+        return dbksvd_dask.__version__
+
+    own = version()
+    for worker, found in sorted(client.run(version, workers=workers, on_error="return").items()):
+        if isinstance(found, ImportError):
+            raise ClusterError(
+                f"the worker at {worker} cannot import dbksvd-dask ({found}); install it there, for example with "
+                f"`pip install dbksvd-dask=={own}`"
+            )
+        if isinstance(found, str) and found != own:
+            raise ClusterError(
+                f"the worker at {worker} has dbksvd-dask {found}, this process {own}; install one version on both"
+            )
+
+
+def _wait(client: Any, result: Any, watched: list[Any], on_task: Callable[[], None] | None) -> Any:
+    from distributed import wait
+
+    left, workers_seen = set(watched), time.monotonic()
+    while not result.done():
+        try:
+            wait([result, *left], timeout=POLL_SECONDS, return_when="FIRST_COMPLETED")
+        except TimeoutError:
+            workers_seen = _check_workers(client, workers_seen)
+        for future in [f for f in left if f.done()]:
+            left.discard(future)
+            if on_task is not None and future.status == "finished":
+                on_task()
+    return result.result()
+
+
+def _check_workers(client: Any, seen: float) -> float:
+    """Time at which workers that take tasks were last seen; gives up when that is too long ago.
+
+    A worker that uses 80 % of its memory limit is paused: it stays, takes no task, and with a limit below what it
+    needs to start it never will.
+    """
+    workers = client.scheduler_info()["workers"].values()  # some versions of Dask tell of the first few only
+    if len(client.nthreads()) > len(workers) or any(worker.get("status") != "paused" for worker in workers):
+        return time.monotonic()
+    gone = time.monotonic() - seen
+    if gone > NO_WORKERS_SECONDS and workers:
+        raise ClusterError(
+            f"all workers of the scheduler at {address(client)} have been paused for {gone:.0f} s, as they use "
+            "most of their memory limit; start them with a higher one (`dask worker --memory-limit`)"
+        )
+    if gone > NO_WORKERS_SECONDS:
+        raise ClusterError(
+            f"the scheduler at {address(client)} has had no worker for {gone:.0f} s; start workers "
+            f"(`dask worker {address(client)}`)"
+        )
+    what = "only paused workers" if workers else "no workers"
+    logger.warning("the scheduler has %s; waiting for some since %.0f s", what, gone)
+    return seen
+
+
+def address(client: Any) -> str:
+    """Address of a client's scheduler."""
+    scheduler = getattr(client, "scheduler", None)
+    return str(getattr(scheduler, "address", "an unknown address"))
+
+
+def dashboard() -> str:
+    """Link to the dashboard of the current scheduler; empty on threads."""
+    client = current_client()
+    return "" if client is None else str(client.dashboard_link or "")
+
+
+# ---------------------------------------------------------------------------------------------- retries
+
+
+def attempt(run: Callable[[], T], on_retry: Callable[[int, int, str], None], attempts: int = ATTEMPTS) -> T:
+    """Call `run` until it succeeds, at most `attempts` times; only what may pass is tried again.
+
+    Parameters
+    ----------
+    run : builds and computes a graph; each time anew, because the workers may have changed
+    on_retry : told (attempt that failed, attempts, reason) before the next one
+
+    Raises
+    ------
+    ClusterError
+        When the last attempt failed, the scheduler is gone, or tasks keep killing their workers.
+    """
+    client = current_client()
+    where = "" if client is None else address(client)
+    for number in range(1, attempts + 1):
+        try:
+            return run()
+        except (Exception, CancelledError) as error:
+            _raise_killed(error)
+            reason = passing_reason(error)
+            if reason is None:
+                raise
+            if client is not None and not _reconnected(client):
+                raise ClusterError(
+                    f"the connection to the scheduler at {where} was lost and not found again; see whether it runs"
+                ) from error
+            if number == attempts:
+                raise ClusterError(f"failed {attempts} times, last: {reason}") from error
+            logger.warning("attempt %d of %d failed: %s; trying again", number, attempts, reason)
+            on_retry(number, attempts, reason)
+            time.sleep(2.0 ** (number - 1))
+    raise AssertionError("unreachable")
+
+
+def passing_reason(error: BaseException) -> str | None:
+    """Why a failure may pass: a lost worker or connection. None for what will fail again."""
+    comm = sys.modules.get("distributed.comm")
+    lost = (comm.CommClosedError,) if comm is not None else ()
+    passing = (CancelledError, ConnectionError, TimeoutError, *lost)
+    # a remote store that did not answer is a `StoreError` from such an error; other errors of ours stay
+    cause = error.__cause__ if isinstance(error, StoreError) else None if isinstance(error, DBKSVDError) else error
+    if not isinstance(cause, passing):
+        return None
+    return printable(redacted(" ".join(f"{type(error).__name__}: {error}".split())))
+
+
+def _raise_killed(error: BaseException) -> None:
+    """Put Dask's word for a task that kills every worker it meets in plain ones."""
+    scheduler = sys.modules.get("distributed.scheduler")
+    if scheduler is None or not isinstance(error, scheduler.KilledWorker):
+        return
+    label, died = dask.utils.key_split(error.task), error.allowed_failures + 1
+    raise ClusterError(
+        f"{died} worker{'s' * (died > 1)} in turn died while running a `{label}` task, the last at "
+        f"{error.last_worker.address}; most often they ran out of memory: give workers more, or use a smaller "
+        "chunk_size or batch_size"
+    ) from error
+
+
+def _reconnected(client: Any) -> bool:
+    """Wait until a client has found its scheduler again, or given up."""
+    end = time.monotonic() + RECONNECT_SECONDS
+    while client.status == "connecting" and time.monotonic() < end:
+        time.sleep(0.1)
+    return bool(client.status == "running")
+
+
+def current_client() -> Any:
+    """Client of the scheduler on which a computation would run now; None when that is not a distributed one."""
+    client = getattr(get_scheduler(), "__self__", None)
+    distributed = sys.modules.get("distributed")  # without it no client can be current
+    return client if distributed is not None and isinstance(client, distributed.Client) else None
+
+
+def worker_threads() -> dict[str, int]:
+    """Threads of each process that computations would run on now, by its address; this process is ''."""
+    client = current_client()
+    if client is not None:
+        return dict(client.nthreads())
+    if str(dask.config.get("scheduler", "")) in ("sync", "synchronous", "single-threaded"):
+        return {"": 1}
+    return {"": int(dask.config.get("num_workers", None) or CPU_COUNT)}
+
+
+def chunk_homes(n_chunks: int) -> list[str]:
+    """Address of the worker for each chunk, neighbours together; empty on threads.
+
+    Left to itself the scheduler deals neighbouring chunks out to different workers and moves states of tens of
+    megabytes between them: 4.8 s instead of 3.6 s for a batch on two processes. The homes are only preferences
+    (`allow_other_workers`): a lost worker's chunks are computed again elsewhere.
+    """
+    if current_client() is None:
+        return []
+    threads = worker_threads()
+    workers = sorted(threads)
+    return [workers[w] for w in units.spread(n_chunks, [threads[w] for w in workers])]

@@ -1,0 +1,110 @@
+"""A graph as a plain dictionary of named tasks, and a home for the tasks of each chunk.
+
+`dask.delayed` merges the whole graph so far with every call: 262 tasks of a batch took 1.2 s to build. Here a
+call adds one entry: 3 ms for the same graph.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dask._task_spec import DataNode, List, Task, TaskRef
+from dask.delayed import Delayed
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+
+
+class Tasks:
+    """Builds one graph; `call` and `data` give references that later calls take as arguments.
+
+    Names are readable and unique: `encode-1f3a9c2e-0-7` shows as `encode` on the dashboard, and two fits on one
+    cluster never share a key.
+
+    Parameters
+    ----------
+    iteration : part of every name
+    n_chunks : chunks that the graph works on
+    homes : per chunk, the address of the worker that should hold it; empty: wherever the scheduler likes
+    """
+
+    def __init__(self, iteration: int = 0, n_chunks: int = 1, homes: Sequence[str] = ()) -> None:
+        self._prefix = f"{uuid.uuid4().hex[:8]}-{iteration}"
+        self.n_chunks = n_chunks
+        self.graph: dict[Any, Any] = {}
+        self._homes = homes
+        self._placed: dict[str, str] = {}
+
+    def call(
+        self,
+        function: Callable[..., Any],
+        label: str,
+        index: Sequence[int],
+        *args: Any,
+        chunk: int | None = None,
+    ) -> TaskRef:
+        """Add a call of `function`, named after `label`.
+
+        Parameters
+        ----------
+        chunk : the chunk it works on, if it works on one: such tasks stay with the chunk's state on its worker
+        """
+        key = f"{label}-{self._prefix}-{'-'.join(map(str, index))}"
+        self.graph[key] = Task(key, function, *map(self._argument, args))
+        if self._homes and chunk is not None:
+            self._placed[key] = self._homes[chunk]
+        return TaskRef(key)
+
+    def once_per_home(
+        self, function: Callable[..., Any], label: str, index: Sequence[int], *args: Any
+    ) -> list[TaskRef]:
+        """Add a call at every home; per chunk, the reference to the result at its own. Without homes: one call."""
+        if not self._homes:
+            return [self.call(function, label, index, *args)] * self.n_chunks
+        made: dict[str, TaskRef] = {}
+        for c, home in enumerate(self._homes):
+            if home not in made:
+                made[home] = self.call(function, label, (*index, len(made)), *args, chunk=c)
+        return [made[home] for home in self._homes]
+
+    def beside(self, part: int, n_parts: int) -> int:
+        """Chunk beside which one of several equal parts should run, so that all homes share them."""
+        return part * self.n_chunks // n_parts
+
+    def data(self, value: Any, label: str) -> TaskRef:
+        """Put a value into the graph once, under a name.
+
+        It travels with the graph, so it can be had again when a worker is lost. Scattering it to the workers
+        first takes as long (35 ms for 12 MB on two local workers) and would be lost with them.
+        """
+        key = f"{label}-{self._prefix}"
+        self.graph[key] = DataNode(key, value)
+        return TaskRef(key)
+
+    def finish(self, result: TaskRef) -> Delayed:
+        """The graph with `result` as what it computes."""
+        if not self._placed:
+            return Delayed(result.key, self.graph)
+        name = f"tasks-{self._prefix}"
+        where = {"workers": _Placed(self._placed), "allow_other_workers": True}
+        layers = {name: MaterializedLayer(self.graph, where)}
+        return Delayed(result.key, HighLevelGraph(layers, {name: set()}), layer=name)
+
+    def _argument(self, value: Any) -> Any:
+        """References stay what they are; those of other graphs bring their graph along; the rest is literal."""
+        if isinstance(value, Delayed):
+            self.graph.update(value.__dask_graph__())
+            return TaskRef(value.key)
+        if isinstance(value, list):
+            return List(*map(self._argument, value))
+        return value
+
+
+class _Placed:
+    """Workers that a task should run on; a class, because it must be picklable."""
+
+    def __init__(self, placed: dict[str, str]) -> None:
+        self._placed = placed
+
+    def __call__(self, key: Any) -> list[str]:
+        return [self._placed[key]] if key in self._placed else []

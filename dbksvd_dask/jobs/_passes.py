@@ -1,0 +1,127 @@
+"""The passes of a shuffle: scratch files of two, or rows picked straight out of the source in one."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dbksvd_dask.plan.shuffle import MIN_BLOCK_BYTES, ShufflePlan, fits_one_pass
+from dbksvd_dask.store import atomic, paths
+from dbksvd_dask.store.checksums import bytes_of, crc32c
+from dbksvd_dask.store.paths import PathLike
+from dbksvd_dask.store.picker import RowPicker, can_pick, memory_for_files
+from dbksvd_dask.store.reader import RowReader
+
+# rows are gathered and written this many bytes at a time, so that the gathered copy stays in the cache
+SLAB_BYTES = 1 << 22
+
+
+def scratch_folder(path: str, scratch: PathLike | None) -> str:
+    """Return where pass 1 lays its segments: beside the result, or in a local folder for a remote one."""
+    if scratch is None and not paths.is_remote(path):
+        return f"{path}.scratch{atomic.PARTIAL_SUFFIX}"
+    home = tempfile.gettempdir() if scratch is None else os.fspath(scratch)
+    # the name follows from the result, so that the next run finds it
+    return os.path.join(home, f"dbksvd-shuffle-{hashlib.sha256(path.encode()).hexdigest()[:16]}")
+
+
+def write_permuted(path: str, rows: npt.NDArray[Any], order: npt.NDArray[np.int64]) -> int:
+    """Write rows in another order; return the CRC-32C of what was written."""
+    step = max(1, SLAB_BYTES // max(1, rows.shape[1] * rows.dtype.itemsize))
+    slab = np.empty((min(step, len(rows)), rows.shape[1]), rows.dtype)
+    crc = 0
+    with open(path, "wb", buffering=0) as file:
+        for start in range(0, len(rows), step):
+            part = order[start : start + step]
+            np.take(rows, part, axis=0, out=slab[: len(part)], mode="clip")
+            crc = crc32c(slab[: len(part)], crc)
+            view = bytes_of(slab[: len(part)])
+            while view:
+                view = view[file.write(view) :]
+    return crc
+
+
+def read_at(path: str, offset: int, target: npt.NDArray[Any]) -> None:
+    """Fill a C-contiguous array with the bytes of a file from `offset` on."""
+    view = bytes_of(target)
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        while view:
+            n = os.preadv(fd, [view], offset)
+            if n == 0:
+                raise OSError(f"{path} ended at byte {offset}; delete the scratch folder and run again")
+            view, offset = view[n:], offset + n
+    finally:
+        os.close(fd)
+
+
+# ---------------------------------------------------------------------------------------------- one pass
+
+
+def may_pick(main: RowReader, aligned: Mapping[str, RowReader]) -> bool:
+    """Tell whether a store is worth picking rows from, by its kind, its size and the memory there is."""
+    beside = sum(reader.nbytes for reader in aligned.values())
+    row_bytes = main.n_features * main.stored.itemsize
+    return fits_one_pass(main.n_samples, row_bytes, beside, memory_for_files()) and can_pick(main)
+
+
+# a store up to this is mapped: a shuffle of two passes holds that much as well
+MOST_MAPPED_BYTES = 3 * MIN_BLOCK_BYTES
+
+
+class ChunkPicker:
+    """Gives the rows of any chunk in the order of the result; `close` it.
+
+    Holds the order of every block and the aligned arrays in memory; `fits_one_pass` keeps both small.
+
+    Parameters
+    ----------
+    plan : ShufflePlan
+        What goes where.
+    counts : ndarray of shape (n_blocks, n_blocks)
+        As given by the plan.
+    main : RowReader
+        The rows, in local uncompressed files.
+    aligned : dict of RowReader
+        What is aligned to them.
+    """
+
+    def __init__(
+        self,
+        plan: ShufflePlan,
+        counts: npt.NDArray[np.int64],
+        main: RowReader,
+        aligned: Mapping[str, RowReader],
+    ) -> None:
+        self._plan, self._counts = plan, counts
+        self._orders = [plan.block_order(block).astype(np.int32) for block in range(plan.n_blocks)]
+        self._aligned = {name: reader.read_stored(0, reader.n_samples) for name, reader in aligned.items()}
+        self._bucket, self._of_bucket = -1, np.empty(0, np.int64)
+        self._main = RowPicker(main, MOST_MAPPED_BYTES)
+
+    def sources(self, chunk: int) -> npt.NDArray[np.int64]:
+        """Return which row of the source each row of a chunk is; from one thread."""
+        bucket, first = self._plan.bucket_of(chunk), chunk * self._plan.chunk_rows
+        if bucket != self._bucket:
+            self._of_bucket = self._plan.sources(bucket, self._orders, self._counts)
+            self._bucket = bucket
+        start = first - self._plan.bounds(bucket)[0]
+        return self._of_bucket[start : start + self._plan.chunk_rows]
+
+    def fill(self, sources: npt.NDArray[np.int64], rows: npt.NDArray[Any]) -> None:
+        """Put those rows of the source into an array of shape (len(sources), n_features); from any thread."""
+        self._main.pick(sources, rows)
+
+    def aligned(self, sources: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
+        """Return what is aligned to those rows; from any thread."""
+        return {name: whole[sources] for name, whole in self._aligned.items()}
+
+    def close(self) -> None:
+        """Close the files of the source."""
+        self._main.close()

@@ -1,0 +1,430 @@
+"""Encode a whole store: `init / part / finish`, on the current Dask scheduler, restartable and divisible.
+
+The store is cut into units of whole chunks. Tasks encode units and write codes and sums aside; `finish` merges
+the sums in the order of the samples and publishes. Parts are ranges of units, so any number of processes or
+machines that see the same files can do a part each, and the result does not depend on how many there were.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import dask
+
+from dbksvd_dask import events
+from dbksvd_dask._safe_text import redacted
+from dbksvd_dask.dictionary import Dictionary, dictionary_fingerprint
+from dbksvd_dask.errors import InputError, MismatchError, StoreError
+from dbksvd_dask.graph import run as graph_run
+from dbksvd_dask.graph.backend import place
+from dbksvd_dask.graph.encode import EncodePlan
+from dbksvd_dask.jobs import _units
+from dbksvd_dask.plan.device import DevicePlan, Sizes
+from dbksvd_dask.plan.encoder import EncodeSpec, prior, stored_spec, stored_weights
+from dbksvd_dask.plan.params import DEVICES, check_choice, check_integer
+from dbksvd_dask.plan.units import code_chunk_rows
+from dbksvd_dask.store import atomic, paths
+from dbksvd_dask.store.activations import open_rows
+from dbksvd_dask.store.codes import CODES_FORMAT, COEFFICIENT_DTYPES, codes_attributes
+from dbksvd_dask.store.codes_writer import CodesPlan, CodesWriter, UnitWritten
+from dbksvd_dask.store.layout import PARTS, require_replaceable
+from dbksvd_dask.store.lock import Lock, hold
+from dbksvd_dask.store.paths import PathLike
+from dbksvd_dask.store.runs import open_dictionary
+
+N_TOP = 64  # samples kept per atom; a page shows a dozen, autointerpretation asks for some tens
+
+
+@dataclass(frozen=True)
+class EncodeResult:
+    """What a run of the encode job did.
+
+    Attributes
+    ----------
+    path : str
+        The codes store.
+    n_samples, n_atoms, k : int
+    finished : bool
+        False while parts are missing.
+    samples_written, samples_kept : int
+        Samples encoded by this run, and by runs before it (of the part, if one was asked for).
+    nbytes : int
+        Bytes of the codes of all samples.
+    seconds : float
+        Time this run took.
+    metrics : dict
+        Of the reconstruction and the codes, when finished.
+    """
+
+    path: str
+    n_samples: int
+    n_atoms: int
+    k: int
+    finished: bool
+    samples_written: int
+    samples_kept: int
+    nbytes: int
+    seconds: float
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+
+class EncodeJob:
+    """The encode of one store with one dictionary, in steps that can be repeated.
+
+    `init` begins the codes store or goes on with one that was begun, `run` encodes what is missing, `finish`
+    publishes. See `encode_store` for the parameters.
+    """
+
+    def __init__(
+        self,
+        store: PathLike,
+        dictionary: PathLike | Dictionary,
+        path: PathLike,
+        *,
+        coefficient_dtype: str = "float32",
+        n_top: int = N_TOP,
+        force: bool = False,
+        callbacks: Iterable[events.Callback] = (),
+        device: str = "auto",
+        **params: Any,
+    ) -> None:
+        self.path = paths.normalise(path)
+        self.device = check_choice("device", device, DEVICES)
+        self.force = force
+        self.callbacks = tuple(callbacks)
+        self.reader = open_rows(store)
+        atomic.require_outside(self.path, self.reader.path)
+        self.dictionary = dictionary if isinstance(dictionary, Dictionary) else open_dictionary(dictionary)
+        self._check_width()
+        self.spec = encode_spec(self.dictionary, params)
+        self.weights = stored_weights(self.dictionary.weights, params)
+        weighted = {} if self.weights is None else {"frequency_prior": True}
+        self.plan = CodesPlan(
+            n_samples=self.reader.n_samples,
+            n_features=self.reader.n_features,
+            n_atoms=self.dictionary.n_atoms,
+            chunk_rows=code_chunk_rows(self.reader.chunk_rows),
+            n_top=check_integer("n_top", n_top, 1),
+            coefficient_dtype=check_choice("coefficient_dtype", coefficient_dtype, COEFFICIENT_DTYPES),
+            params={**self.spec._asdict(), "stages": [list(stage) for stage in self.spec.stages], **weighted},
+            dictionary=dictionary_fingerprint(self.dictionary),
+            store=self.reader.fingerprint,
+            about=self._about(dictionary),
+        )
+        self.writer = CodesWriter(self.path, self.plan)
+
+    def _check_width(self) -> None:
+        if self.reader.n_features != self.dictionary.n_features:
+            raise InputError(
+                f"{self.reader.path} has {self.reader.n_features} features, but the dictionary has "
+                f"{self.dictionary.n_features}; use a dictionary fitted on these activations"
+            )
+
+    def _about(self, dictionary: PathLike | Dictionary) -> dict[str, Any]:
+        """Provenance kept with the codes."""
+        place = "" if isinstance(dictionary, Dictionary) else redacted(paths.normalise(dictionary))
+        known = {"path": place, "iteration": self.dictionary.iteration, "params": self.dictionary.params}
+        return {"dictionary": known, "store": {"path": redacted(self.reader.path)}}
+
+    # -- init ----------------------------------------
+
+    def is_finished(self) -> bool:
+        """Tell whether these very codes are there; other ones in their place are refused."""
+        if not paths.exists(self.path):
+            return False
+        if self.writer.work == self.path and CodesWriter.begun(self.path) is not None:
+            return False
+        try:
+            there = codes_attributes(self.path)
+        except StoreError as error:
+            raise StoreError(f"{self.path} exists already and is no codes store; choose another name") from error
+        self.plan.require_same(CodesPlan.of_store(there), self.path)
+        return True
+
+    def is_there(self) -> bool:
+        """Tell whether these very codes are there, and are not to be replaced."""
+        return not self.force and self.is_finished()
+
+    @property
+    def _left(self) -> str:
+        """What a run that was killed after publishing leaves in the codes."""
+        return paths.join(self.path, PARTS)
+
+    def is_tidy(self) -> bool:
+        """Tell whether nothing was left in the codes that are there."""
+        return not paths.exists(self._left)
+
+    def tidy(self) -> None:
+        """Remove what was left in the codes that are there."""
+        paths.remove(self._left)
+
+    def init(self, *, begin_again: bool = True) -> CodesWriter:
+        """Begin the codes store, or go on with the one that was begun.
+
+        Parameters
+        ----------
+        begin_again : bool
+            This run will do all of it. With `force`: throw away an unfinished one of other parameters, which must
+            not be done while other processes may be at work on it.
+        """
+        try:
+            begun = CodesWriter.begun(self.path)
+            if begun is not None:
+                self.plan.require_same(begun.plan, f"the unfinished encode at {begun.work}")
+        except (MismatchError, StoreError):
+            if not (self.force and begin_again):
+                raise
+            paths.remove(self.writer.work)
+            begun = None
+        if begun is None:
+            self._require_place(self.plan.n_samples if begin_again else 0)
+            with atomic.explain_full_disk(self.writer.work):
+                self.writer.begin()
+            begun = CodesWriter.begun(self.path)  # another process may have been first
+            assert begun is not None
+            self.plan.require_same(begun.plan, f"the unfinished encode at {begun.work}")
+        self.writer = begun
+        return begun
+
+    def _require_place(self, n_samples: int) -> None:
+        """Refuse work that cannot be done before anything is written, and clear a remote place.
+
+        Parameters
+        ----------
+        n_samples : int
+            How many there must be room for.
+        """
+        if self.force and paths.exists(self.path):
+            require_replaceable(self.path, CODES_FORMAT)
+        self._device_plan()
+        atomic.require_space(self.writer.work, self.plan.nbytes(n_samples))
+        if self.force and self.writer.work == self.path:
+            paths.remove(self.path)  # a remote has no rename: the new codes take the place at once
+
+    def _device_plan(self) -> DevicePlan:
+        D, size = self.dictionary.atoms, _units.BLOCK_ROWS
+        sizes = Sizes(size, size, D.shape[1], D.shape[0], self.spec.k, itemsize=D.dtype.itemsize)
+        return place(self.device, sizes, self.spec.encoder)
+
+    # -- parts ----------------------------------------
+
+    def run(self, part: tuple[int, int] | None = None) -> tuple[int, int]:
+        """Encode what is missing, of one part or of everything.
+
+        Parameters
+        ----------
+        part : (i, n), optional
+            Part i of n, counted from 1.
+
+        Returns
+        -------
+        written, kept : int
+            Samples encoded now and before.
+        """
+        units = range(self.plan.n_units) if part is None else self.plan.part_units(*part)
+        if part is not None:
+            self.writer.note_parts(part[1])
+        total = self._rows_of(units)
+        kept = done = total - self._rows_of(self._missing(units))
+        atomic.require_space(self.writer.work, self.plan.nbytes(total - kept))
+        self._progress(kept, total)
+
+        def on_done(unit: UnitWritten) -> None:
+            nonlocal done
+            done += unit.n_samples
+            self._progress(done, total)
+
+        def encode_rest() -> None:
+            nonlocal done
+            left = self._missing(units)
+            done = total - self._rows_of(left)
+            self._encode(left, on_done)
+
+        if kept < total:
+            with atomic.explain_full_disk(self.writer.work):
+                graph_run.attempt(encode_rest, self._retrying)
+        return total - kept, kept
+
+    def _missing(self, units: range) -> list[int]:
+        return sorted(set(self.writer.missing()) & set(units))
+
+    def _rows_of(self, units: Iterable[int]) -> int:
+        return sum(b - a for a, b in map(self.plan.unit_bounds, units))
+
+    def _retrying(self, attempt: int, attempts: int, reason: str) -> None:
+        events.emit(self.callbacks, events.Retrying(0, attempt, attempts, reason))
+
+    def _encode(self, missing: list[int], on_done: Callable[[UnitWritten], None]) -> None:
+        D, where = self.dictionary.atoms, self._device_plan().placement
+        weights = prior(self.weights)
+        how = EncodePlan(self.spec, self.dictionary.mean, D.dtype, where, weights)
+        with dask.config.set(graph_run._QUIET):
+            held = _units.hold_dictionary(D, where)
+            _units.run_units(_units.build_units(self.reader, missing, held, how, self.writer), on_done)
+
+    def _progress(self, done: int, total: int) -> None:
+        events.emit(self.callbacks, events.JobProgress("encode", done, total, "samples"))
+
+    # -- finish ----------------------------------------
+
+    def finish(self) -> dict[str, Any]:
+        """Merge, publish and return the metrics; lists what is missing if anything is."""
+        with atomic.explain_full_disk(self.writer.work):
+            self.writer.finish(overwrite=self.force)
+        return dict(codes_attributes(self.path)["metrics"])
+
+
+def encode_spec(dictionary: Dictionary, params: dict[str, Any]) -> EncodeSpec:
+    """How to encode: as the dictionary was fitted, but for what `params` says otherwise (None: nothing)."""
+    return stored_spec(dictionary.params, dictionary.n_atoms, dictionary.extra, params)
+
+
+def check_part(part: tuple[int, int]) -> tuple[int, int]:
+    """Return (i, n) if it names a part."""
+    i, n = part
+    if not 1 <= i <= n:
+        raise InputError(f"part {i}/{n} does not exist; parts count from 1/{max(n, 1)} to {max(n, 1)}/{max(n, 1)}")
+    return i, n
+
+
+def encode_store(
+    store: PathLike,
+    dictionary: PathLike | Dictionary,
+    path: PathLike,
+    *,
+    k: int | None = None,
+    encoder: str | None = None,
+    nonneg: bool | None = None,
+    refit: bool | None = None,
+    min_coefficient: float | None = None,
+    rtol: float | None = None,
+    encode: str | None = None,
+    coefficient_dtype: str = "float32",
+    n_top: int = N_TOP,
+    part: tuple[int, int] | None = None,
+    finish: bool = False,
+    resume: bool = False,
+    force: bool = False,
+    callbacks: Iterable[events.Callback] = (),
+    device: str = "auto",
+) -> EncodeResult:
+    """Encode a whole activation store with a dictionary, to a codes store.
+
+    Work that an interrupted run has done is not repeated: call it again with the same arguments.
+
+    Parameters
+    ----------
+    store : path or URL of the activation store
+    dictionary : path of a dictionary or of the folder of a fit, or a Dictionary
+    path : path or URL of the codes store to write
+    k, encoder, nonneg, refit, min_coefficient, rtol, encode : optional
+        How to encode; each as the dictionary was fitted when not given.
+    coefficient_dtype : {"float32", "float16"}
+        Of the stored coefficients; the metrics speak of what is stored.
+    n_top : int
+        Samples kept per atom, those with the largest absolute coefficients.
+    part : (i, n), optional
+        Do part i of n, counted from 1, and do not finish. Any process that sees the files may do any part.
+    finish : bool
+        Only finish: merge and publish what the parts have written.
+    resume : bool
+        Has no effect: these very codes are always recognised, and take no work.
+    force : bool
+        Replace what is at `path` when the new codes are complete, and begin again when an unfinished encode
+        there has other parameters.
+    callbacks : iterable of callables
+        Told of `JobProgress` events.
+    device : {"auto", "cpu", "gpu"}
+        Where the products and the pursuit run.
+
+    Returns
+    -------
+    EncodeResult
+    """
+    began = time.perf_counter()
+    params: dict[str, Any] = {"k": k, "encoder": encoder, "nonneg": nonneg, "refit": refit}
+    params |= {"min_coefficient": min_coefficient, "rtol": rtol, "encode": encode}
+    if part is not None:
+        part = check_part(part)
+        if finish:
+            raise InputError("part and finish were both given; run every part first, then finish alone")
+    job = EncodeJob(
+        store,
+        dictionary,
+        path,
+        coefficient_dtype=coefficient_dtype,
+        n_top=n_top,
+        force=force,
+        callbacks=callbacks,
+        device=device,
+        **params,
+    )
+    written, kept, metrics = _drive(job, part, finish)
+    return EncodeResult(
+        path=job.path,
+        n_samples=job.plan.n_samples,
+        n_atoms=job.plan.n_atoms,
+        k=job.plan.k,
+        finished=metrics is not None,
+        samples_written=written,
+        samples_kept=kept,
+        nbytes=job.plan.nbytes(job.plan.n_samples),
+        seconds=time.perf_counter() - began,
+        metrics=metrics or {},
+    )
+
+
+# samples written and kept, and the metrics if the job is finished
+Done = tuple[int, int, dict[str, Any] | None]
+
+
+def _drive(job: EncodeJob, part: tuple[int, int] | None, finish: bool) -> Done:
+    """Do what was asked for."""
+    if job.is_there() and (part is not None or job.is_tidy()):
+        return _found(job)
+    if part is not None:  # parts share one target, on many machines: whatever two of them write is the same
+        return _encode_part(job, part)
+    with hold(job.path, "an encode") as lock:
+        if job.is_there():  # finished by another process meanwhile, or by one that was killed right after
+            job.tidy()
+            return _found(job)
+        return _encode_all(job, finish, lock)
+
+
+def _found(job: EncodeJob) -> Done:
+    return 0, job.plan.n_samples, dict(codes_attributes(job.path)["metrics"])
+
+
+def _encode_all(job: EncodeJob, finish: bool, lock: Lock) -> Done:
+    """Encode what is missing, unless only the end is asked for, and publish; this process holds the target."""
+    if finish and CodesWriter.begun(job.path) is None:
+        raise StoreError(f"no encode was begun at {job.path}; run its parts first, such as --part 1/4")
+    job.init(begin_again=not finish)
+    try:
+        written, kept = (0, job.plan.n_samples) if finish else job.run()
+    except InputError:
+        job.writer.discard()  # the same call would fail again: nothing to go on with
+        raise
+    lock.require_held()
+    return written, kept, job.finish()
+
+
+def _encode_part(job: EncodeJob, part: tuple[int, int]) -> Done:
+    """Encode one part; whoever finishes meanwhile has needed nothing more of it."""
+    try:
+        job.init(begin_again=False)
+        if job.is_there():  # published between the look and the beginning
+            job.writer.discard()
+            return _found(job)
+        return *job.run(part), None
+    except (FileNotFoundError, StoreError) as error:
+        if paths.is_remote(job.path) or paths.exists(job.writer.work):
+            raise
+        if job.is_there():
+            return _found(job)
+        raise StoreError(
+            f"{job.writer.work} is gone: another process has finished or discarded this encode; run the part again"
+        ) from error

@@ -1,0 +1,181 @@
+"""Integers in, integers out: what a chunk needs of a device's memory, and what fits into it.
+
+Three things give way, in this order, when a batch does not fit: the chunks get smaller, the residuals wait on
+the host between tasks, and the pursuit moves to the host (so that the gram need not be on the device). The numbers
+come from the card's size alone, so that the same fit on the same kind of card is cut in the same way.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from dbksvd_dask.errors import MemoryPlanError
+from dbksvd_dask.plan.units import TILE_ROWS
+
+# Products per matrix product on the device: enough rows to keep every multiprocessor busy, little memory.
+TILE_BYTES = 128 << 20
+# Rows widened to float64 at a time by the metrics, with three such arrays alive.
+_SUM_ROWS = 1024
+# Smaller chunks than this leave a device idle between launches; down to the first number chunks are cut before
+# residuals are sent to the host, since a batch in thousands of chunks is a graph of too many tasks.
+_RESIDENT_CHUNK_ROWS = 2048
+MIN_CHUNK_ROWS = 256
+# Partial sums of a round that may wait on the device at once, to be added up.
+_PARTIAL_SUMS = 8
+
+
+class Placement(NamedTuple):
+    """Where the heavy work of a batch runs.
+
+    Attributes
+    ----------
+    device : "cpu" or "gpu"
+    gram_on_device : the pursuit runs on the device; otherwise only the products do
+    resident : residuals stay on the device between tasks; otherwise they wait on the host
+    """
+
+    device: str = "cpu"
+    gram_on_device: bool = True
+    resident: bool = True
+
+    @property
+    def pursuit(self) -> str:
+        """Where the pursuit itself runs: "cpu" or "gpu"."""
+        return self.device if self.gram_on_device else "cpu"
+
+
+CPU = Placement()
+
+
+class Sizes(NamedTuple):
+    """The sizes of one outer batch on one device."""
+
+    n_rows: int  # samples of the batch that fall to this device
+    chunk_size: int
+    n_features: int
+    n_atoms: int
+    k: int
+    n_rounds: int = 8
+    lanczos_steps: int = 2
+    itemsize: int = 4
+
+
+class DevicePlan(NamedTuple):
+    """How a batch is cut for a device."""
+
+    placement: Placement
+    chunk_size: int
+    device_bytes: int  # planned peak
+
+
+def product_tile_rows(n_rows: int, n_atoms: int, itemsize: int) -> int:
+    """Rows per matrix product on the device.
+
+    >>> product_tile_rows(65536, 4096, 4), product_tile_rows(1000, 4096, 4), product_tile_rows(65536, 1 << 20, 4)
+    (8192, 1000, 64)
+    """
+    return min(n_rows, max(64, TILE_BYTES // (n_atoms * itemsize)))
+
+
+def state_bytes(sizes: Sizes, n_rows: int) -> int:
+    """Bytes of the state of `n_rows` samples between tasks: residual, codes and the two groupings of the nonzeros.
+
+    >>> state_bytes(Sizes(65536, 8192, 2304, 4096, 20), 65536) / 2**20
+    608.0
+    """
+    per_nonzero = 4 + sizes.itemsize + 4 * 4
+    return n_rows * (sizes.n_features * sizes.itemsize + sizes.k * per_nonzero + 4 * sizes.n_rounds)
+
+
+def fixed_bytes(sizes: Sizes, gram_on_device: bool) -> int:
+    """Bytes that do not depend on the samples: dictionary, gram, partial sums and Lanczos vectors of a round.
+
+    >>> fixed_bytes(Sizes(65536, 8192, 2304, 4096, 20), True) // 2**20
+    154
+    """
+    dictionary = sizes.n_atoms * sizes.n_features * sizes.itemsize
+    round_atoms = -(-sizes.n_atoms // sizes.n_rounds)
+    vectors = (_PARTIAL_SUMS + sizes.lanczos_steps + 2) * round_atoms * sizes.n_features * sizes.itemsize
+    return dictionary + vectors + (sizes.n_atoms**2 * sizes.itemsize if gram_on_device else 0)
+
+
+def chunk_bytes(sizes: Sizes, n_rows: int, gram_on_device: bool) -> int:
+    """Most bytes that a task needs for a chunk of `n_rows`, its state included.
+
+    Encoding holds the samples as they came and as they are used, one tile of products (two when they go to the
+    host) and the residual; grouping sorts 8-byte keys; a refresh holds two residuals and no products.
+
+    >>> chunk_bytes(Sizes(65536, 8192, 2304, 4096, 20), 8192, True) // 2**20
+    414
+    """
+    samples = 2 * n_rows * sizes.n_features * sizes.itemsize
+    if gram_on_device:
+        tile = product_tile_rows(n_rows, sizes.n_atoms, sizes.itemsize)
+    else:
+        tile = 2 * min(n_rows, TILE_ROWS)  # two are on their way at a time
+    sums = 3 * min(n_rows, _SUM_ROWS) * sizes.n_features * 8
+    keys = 5 * n_rows * sizes.k * 8
+    refit = min(n_rows, 2048) * (sizes.k + 1) * sizes.k * 8
+    return state_bytes(sizes, n_rows) + samples + tile * sizes.n_atoms * sizes.itemsize + sums + keys + refit
+
+
+def peak_bytes(sizes: Sizes, chunk_size: int, placement: Placement, in_flight: int) -> int:
+    """Planned peak of a batch on the device, with at most `in_flight` chunks being encoded at once."""
+    rows = min(chunk_size, sizes.n_rows)
+    at_once = min(in_flight, -(-sizes.n_rows // rows))
+    # parked states leave their codes and groupings behind; only the residual goes to the host
+    kept = sizes if placement.resident else sizes._replace(n_features=0)
+    states = state_bytes(kept, sizes.n_rows)
+    fixed = fixed_bytes(sizes, placement.gram_on_device)
+    return fixed + states + at_once * chunk_bytes(sizes, rows, placement.gram_on_device)
+
+
+def plan_device(sizes: Sizes, budget: int, encoder: str, n_threads: int) -> DevicePlan:
+    """Cut a batch so that it fits into `budget` bytes of a device.
+
+    Parameters
+    ----------
+    sizes : of the batch on this device
+    budget : bytes, see `gpu.device.budget`
+    encoder : "mp" or "omp"; the latter always runs on the host
+    n_threads : tasks at a time per process, all of which may hold a chunk while the host pursues
+
+    Examples
+    --------
+    The paper's batches on a T4 (16 GB, of which 85 % are planned with):
+
+    >>> t4 = 13 << 30
+    >>> plan_device(Sizes(65536, 8192, 2304, 4096, 20), t4, "mp", 96)[:2]
+    (Placement(device='gpu', gram_on_device=True, resident=True), 8192)
+    >>> plan_device(Sizes(1048576, 8192, 2304, 4096, 20), t4, "mp", 96)[:2]
+    (Placement(device='gpu', gram_on_device=True, resident=True), 8192)
+
+    A card of 2 GB, and one that cannot hold the gram of 65,536 atoms:
+
+    >>> plan_device(Sizes(1048576, 8192, 2304, 4096, 20), 3 << 29, "mp", 8)[:2]
+    (Placement(device='gpu', gram_on_device=True, resident=False), 8192)
+    >>> plan_device(Sizes(65536, 8192, 768, 65536, 32), t4, "mp", 8)[:2]
+    (Placement(device='gpu', gram_on_device=False, resident=True), 8192)
+    """
+    smallest = 0
+    for gram_on_device in (True, False) if encoder == "mp" else (False,):
+        in_flight = 1 if gram_on_device else max(1, n_threads)
+        for resident in (True, False):
+            placement = Placement("gpu", gram_on_device, resident)
+            chunk_size = min(sizes.chunk_size, sizes.n_rows)
+            fewest = _RESIDENT_CHUNK_ROWS if resident else MIN_CHUNK_ROWS
+            while (smallest := peak_bytes(sizes, chunk_size, placement, in_flight)) > budget:
+                if chunk_size // 2 < fewest:
+                    break
+                chunk_size //= 2
+            if smallest <= budget:
+                return DevicePlan(placement, chunk_size, smallest)
+    raise MemoryPlanError(
+        f"a batch of {sizes.n_rows} samples of {sizes.n_features} features with {sizes.n_atoms} atoms needs "
+        f"{_gigabytes(smallest)} of device memory even in chunks of {MIN_CHUNK_ROWS}; {_gigabytes(budget)} are "
+        "there. Use device='cpu', fewer atoms, or a smaller batch_size"
+    )
+
+
+def _gigabytes(n: int) -> str:
+    return f"{n / 1e9:.2f} GB"

@@ -1,0 +1,138 @@
+"""How samples become codes: the encoder, and how a fit or a stored dictionary chooses it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dbksvd_dask.errors import InputError
+from dbksvd_dask.plan import growth
+from dbksvd_dask.plan.groups import Group, plan_groups
+from dbksvd_dask.plan.params import FitParams
+
+
+class EncodeSpec(NamedTuple):
+    """How samples become codes; every field as in `dbksvd_dask.DBKSVD`.
+
+    `k` is the number of slots. `stages` are groups that are offered in order, each (first atom, end, most
+    nonzeros); empty: all atoms at once.
+    """
+
+    k: int
+    encoder: str = "mp"
+    nonneg: bool = False
+    refit: bool = False
+    min_coefficient: float = 0.0
+    rtol: float = 0.0
+    stages: tuple[tuple[int, int, int], ...] = ()
+
+
+class AtomWeights(NamedTuple):
+    """In what atoms differ while a sample is encoded; see `kernels.weighted`.
+
+    `threshold` are multiples of the smallest coefficient, `preference` decides who goes first: (n_atoms,) each,
+    positive.
+    """
+
+    threshold: np.ndarray
+    preference: np.ndarray
+
+
+# ---------------------------------------------------------------------------------------------- from parameters
+
+# what may be said anew when a stored dictionary encodes
+CHOOSABLE = ("k", "encoder", "nonneg", "refit", "min_coefficient", "rtol", "encode")
+# what else of a fit decides how its dictionary encodes
+_FITTED = ("groups", "growth", "sparsity", "max_nonzeros", "n_iter")
+
+
+def encode_spec(params: FitParams, threshold: float = 0.0, n_atoms: int | None = None) -> EncodeSpec:
+    """The encoder of a fit.
+
+    Parameters
+    ----------
+    threshold : smallest coefficient, where the fit has learned one
+    n_atoms : atoms there are by now, while a dictionary grows
+    """
+    return EncodeSpec(
+        params.slots if n_atoms is None else min(params.slots, n_atoms),
+        params.encoder,
+        params.nonneg,
+        params.refit,
+        max(params.min_coefficient, threshold),
+        params.rtol,
+        stages(params, n_atoms or params.n_atoms),
+    )
+
+
+def stages(params: FitParams, n_atoms: int) -> tuple[tuple[int, int, int], ...]:
+    """Groups that staged encoding offers in order, each (first atom, end, most nonzeros); plain: none."""
+    if params.encode == "plain":
+        return ()
+    if params.growth is not None:
+        return growth.frequency_stages(n_atoms, params.slots)
+    return tuple((group.start, group.stop, group.k) for group in training_groups(params, n_atoms))
+
+
+def training_groups(params: FitParams, n_atoms: int) -> tuple[Group, ...]:
+    """Groups that one iteration of a fit goes through; a growing dictionary is one."""
+    slots = min(params.training_slots, n_atoms)
+    groups = plan_groups(n_atoms, slots, params.groups, params.n_rounds)
+    return tuple(group._replace(k=min(group.k, group.stop - group.start)) for group in groups)
+
+
+def training_spec(params: FitParams, threshold: float, n_atoms: int) -> EncodeSpec:
+    """How an iteration of a fit encodes its batch."""
+    spec = encode_spec(params, threshold, n_atoms)
+    k = max(group.k for group in training_groups(params, n_atoms))
+    # refits while it grows cost true features; the finished dictionary may well encode with them
+    refit = spec.refit and params.growth is None
+    return spec._replace(k=k, refit=refit, stages=())
+
+
+def _keeps_threshold(given: Mapping[str, Any]) -> bool:
+    """Whether a stored dictionary encodes with the threshold that its fit has learned."""
+    return given.get("k") is None and given.get("min_coefficient") is None
+
+
+def stored_weights(weights: np.ndarray | None, given: Mapping[str, Any]) -> np.ndarray | None:
+    """Weights with which a stored dictionary encodes: those of its fit, while it keeps its threshold."""
+    return weights if _keeps_threshold(given) else None
+
+
+def prior(weights: np.ndarray | None) -> AtomWeights | None:
+    """What a frequency prior means for a pursuit: higher thresholds for the rare, and by as much a later turn."""
+    return None if weights is None else AtomWeights(weights, 1.0 / weights)
+
+
+def stored_spec(
+    params: Mapping[str, Any], n_atoms: int, extra: Mapping[str, Any], given: Mapping[str, Any]
+) -> EncodeSpec:
+    """The encoder of a stored dictionary: as it was fitted, but for what is given (None: nothing).
+
+    A given k is the most nonzeros per sample, also where the fit had k as their mean; a given min_coefficient
+    takes the place of a learned one.
+
+    Parameters
+    ----------
+    params, extra : of the dictionary
+    n_atoms : atoms of the dictionary
+    given : some of `CHOOSABLE`
+    """
+    unknown = sorted(set(given) - set(CHOOSABLE))
+    if unknown:
+        raise TypeError(f"unknown parameter {unknown[0]!r}; known are {', '.join(CHOOSABLE)}")
+    chosen = {name: value for name, value in given.items() if value is not None}
+    values = {name: params[name] for name in (*CHOOSABLE, *_FITTED) if name in params} | chosen
+    if "k" not in values:
+        raise InputError("this dictionary does not say how many nonzeros a sample has; give k (--k)")
+    threshold = float(extra.get("threshold", 0.0))
+    if not _keeps_threshold(given):
+        values |= {"sparsity": "max", "max_nonzeros": None}
+        threshold = 0.0
+    grown_to = int(params.get("n_atoms", n_atoms))  # the atoms that the fit aims at: its stages follow from them
+    if values.get("growth") is None:
+        grown_to = n_atoms
+    return encode_spec(FitParams.checked(**{**values, "n_atoms": grown_to}), threshold, n_atoms)

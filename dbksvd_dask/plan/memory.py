@@ -1,0 +1,190 @@
+"""Integers in, integers out: the most memory that a fit takes in one process, stated before it runs.
+
+The plan is an upper bound: it adds up what can be alive at the same time in the worst order of tasks, and a test
+measures that real runs stay below it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from dbksvd_dask._words import in_bytes
+from dbksvd_dask.errors import MemoryPlanError
+from dbksvd_dask.plan.units import TILE_ROWS, part_rows
+
+# A process with numpy, numba, scikit-learn, Dask and Zarr loaded: 360 MiB measured, 421 MiB when it is the first
+# to run and compiles the kernels.
+BASE_BYTES = 440 << 20
+# Columns per tile of the gram, as in kernels.encode; a test compares.
+GRAM_BLOCK = 960
+# Dictionaries alive at once besides the new atoms: the state's, the previous one, the one extrapolated from
+# them, the graph's copy, the merged one and the result on its way.
+_DICTIONARIES = 6
+# What the allocator holds between arrays that come and go.
+_SLACK = 1.1
+
+
+class FitSizes(NamedTuple):
+    """Everything about a fit that decides its memory.
+
+    Attributes
+    ----------
+    n_features, n_atoms, k, batch_size, chunk_size, n_rounds, lanczos_steps : as in `dbksvd_dask.DBKSVD`
+    groups : sizes of the Matryoshka groups; empty for one
+    validation : rows set aside
+    itemsize : bytes of a number while computing: 4, or 8 for float64 samples
+    read_itemsize : bytes of a number as it is read
+    reads_ahead : the next batch may be read while this one is computed (stores)
+    """
+
+    n_features: int
+    n_atoms: int
+    k: int
+    batch_size: int
+    chunk_size: int
+    n_rounds: int = 8
+    lanczos_steps: int = 2
+    groups: tuple[int, ...] = ()
+    validation: int = 0
+    itemsize: int = 4
+    read_itemsize: int = 4
+    reads_ahead: bool = False
+
+
+class MemoryPlan(NamedTuple):
+    """Peak bytes of one worker process, by what they are for."""
+
+    base: int  # Python and its libraries
+    dictionary: int  # copies of the dictionary
+    gram: int  # the gram and its tiles
+    states: int  # residuals and codes of the chunks this worker holds
+    working: int  # chunks being encoded or refreshed, one per thread
+    sums: int  # partial sums of a round, and new atoms
+    ahead: int  # chunks of the next batch, where reading is slow
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return sum(self)
+
+    def describe(self) -> str:
+        """The plan in one line, largest part first."""
+        parts = sorted(
+            ((name, value) for name, value in self._asdict().items() if value), key=lambda item: -item[1]
+        )
+        return f"{in_bytes(self.total)} ({', '.join(f'{name} {in_bytes(value)}' for name, value in parts)})"
+
+
+def state_bytes(sizes: FitSizes, n: int) -> int:
+    """Bytes of one chunk of n samples between two rounds.
+
+    >>> state_bytes(FitSizes(768, 4096, 32, 65536, 8192), 8192)
+    30998592
+    """
+    residual = n * sizes.n_features * sizes.itemsize
+    codes = n * sizes.k * (4 + sizes.itemsize)
+    by_round = sizes.n_rounds * (n + 1) * 8 + n * sizes.k * 12
+    return residual + codes + by_round + n * 8
+
+
+def _encoding_bytes(sizes: FitSizes, n: int) -> int:
+    """Bytes of one task that encodes n samples, besides the state that it makes."""
+    rows = n * sizes.n_features
+    # as read, in pieces and put together; widened; and the products of a tile
+    return rows * (2 * sizes.read_itemsize + sizes.itemsize) + TILE_ROWS * sizes.n_atoms * sizes.itemsize + n * 16
+
+
+def _gram_bytes(sizes: FitSizes) -> int:
+    """Grams of all groups, or the gram and the tiles of its upper triangle, whichever is more."""
+    out = 0
+    for m in sizes.groups or (sizes.n_atoms,):
+        tiles = (m * m + m * min(m, GRAM_BLOCK)) // 2
+        out += (m * m + tiles) * sizes.itemsize
+    return out
+
+
+def plan_fit(sizes: FitSizes, workers: int = 1, threads: int = 1) -> MemoryPlan:
+    """Peak memory of a fit per worker process.
+
+    Parameters
+    ----------
+    workers : worker processes; 1 also for a fit on threads
+    threads : threads of each
+
+    Examples
+    --------
+    >>> plan = plan_fit(FitSizes(768, 4096, 32, 65536, 8192, read_itemsize=2), workers=1, threads=2)
+    >>> plan.describe()
+    '1.2 GB (base 461.4 MB, states 272.8 MB, working 192.9 MB, gram 119.4 MB, dictionary 110.7 MB, sums 46.7 MB)'
+    """
+    n = min(sizes.chunk_size, sizes.batch_size)
+    n_chunks = -(-sizes.batch_size // n)
+    own = -(-n_chunks // workers)  # chunks of the worker that has most
+    busy = min(threads, own)
+    atoms = sizes.n_features * sizes.itemsize
+    round_atoms = -(-sizes.n_atoms // sizes.n_rounds) * atoms
+    # a chunk being encoded, and the residual of one being refreshed: its memory is kept for the next
+    renewed = n * (sizes.n_features + sizes.k) * sizes.itemsize + 2 * round_atoms
+    working = busy * (_encoding_bytes(sizes, n) + renewed)
+    if sizes.validation:
+        part = part_rows(sizes.validation, sizes.validation)
+        measuring = _encoding_bytes(sizes, part) + part * sizes.n_features * sizes.itemsize
+        working = max(working, min(threads, 4) * measuring)
+    # the parts of every chunk and the pairs that they are added up to, the Lanczos vectors, all new atoms
+    sums = (2 * own + sizes.lanczos_steps + 1) * round_atoms + sizes.n_atoms * atoms
+    parts = (
+        (_DICTIONARIES + busy) * sizes.n_atoms * atoms,
+        _gram_bytes(sizes),
+        own * state_bytes(sizes, n),
+        working,
+        sums,
+        own * n * sizes.n_features * sizes.read_itemsize * sizes.reads_ahead,
+    )
+    return MemoryPlan(BASE_BYTES, *(int(_SLACK * part) for part in parts))
+
+
+def largest_batch(sizes: FitSizes, limit: int, workers: int = 1, threads: int = 1) -> int:
+    """Largest batch_size, in whole chunks, whose plan stays within `limit` bytes; 0 if there is none.
+
+    >>> largest_batch(FitSizes(768, 4096, 32, 65536, 8192), 1_000_000_000)
+    32768
+    """
+    low, high = 0, -(-sizes.batch_size // sizes.chunk_size)
+    while low < high:
+        middle = (low + high + 1) // 2
+        tried = sizes._replace(batch_size=middle * sizes.chunk_size)
+        if plan_fit(tried, workers, threads).total <= limit:
+            low = middle
+        else:
+            high = middle - 1
+    return low * sizes.chunk_size
+
+
+def check_limit(sizes: FitSizes, limit: int, workers: int = 1, threads: int = 1) -> MemoryPlan:
+    """The plan of a fit, refused when it exceeds a limit.
+
+    Raises
+    ------
+    MemoryPlanError
+        Naming both numbers and what would fit.
+    """
+    plan = plan_fit(sizes, workers, threads)
+    if plan.total <= limit:
+        return plan
+    fits = largest_batch(sizes, limit, workers, threads)
+    advice = f"batch_size={fits} would fit" if fits else "use a smaller chunk_size, fewer threads or fewer atoms"
+    raise MemoryPlanError(
+        f"this fit is planned to take {plan.describe()} in each of {workers} worker process"
+        f"{'es' * (workers > 1)}, more than memory_limit={in_bytes(limit)}; {advice}"
+    )
+
+
+def uneven_workers(threads: Sequence[int]) -> tuple[int, int]:
+    """Workers and threads to plan with when workers differ: as many equal ones as the strongest would share with.
+
+    >>> uneven_workers([2, 2, 2]), uneven_workers([8, 1, 1])
+    ((3, 2), (1, 8))
+    """
+    most = max(threads, default=1)
+    return max(1, sum(threads) // most), most

@@ -1,0 +1,263 @@
+"""The parameters of a fit: names, defaults, and every rule that can be checked before any work starts."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dbksvd_dask.errors import InputError
+from dbksvd_dask.plan import stream
+from dbksvd_dask.plan.groups import group_sizes
+from dbksvd_dask.plan.growth import growth_iterations, growth_sizes
+
+ENCODERS = ("mp", "omp")
+INITS = ("uniform", "data", "array")
+DEAD_ATOM_RULES = ("residual", "random", "keep")
+DEVICES = ("auto", "cpu", "gpu")
+SPARSITIES = ("max", "mean")
+ENCODES = ("plain", "staged")
+
+
+def check_integer(name: str, value: Any, minimum: int) -> int:
+    """Return `value` as an int, or say what is wrong with it."""
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+        raise InputError(f"{name}={value!r} is not a whole number; use {name} >= {minimum}")
+    if value < minimum:
+        raise InputError(f"{name}={value} is too small; use {name} >= {minimum}")
+    return int(value)
+
+
+def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
+    """Return `value` if it is one of `choices`."""
+    if value not in choices:
+        allowed = ", ".join(repr(choice) for choice in choices)
+        raise InputError(f"{name}={value!r} is not known; use one of {allowed}")
+    return str(value)
+
+
+def check_fraction(name: str, value: Any) -> float:
+    """Return `value` as a finite float >= 0."""
+    if not isinstance(value, numbers.Real) or not math.isfinite(value) or value < 0:
+        raise InputError(f"{name}={value!r} is not a finite number >= 0; use for example {name}=0.0")
+    return float(value)
+
+
+def check_k(k: Any, n_atoms: int) -> int:
+    """Return `k` if 1 <= k <= n_atoms."""
+    k = check_integer("k", k, 1)
+    if k > n_atoms:
+        raise InputError(f"k={k} exceeds n_atoms={n_atoms}; use k <= {n_atoms} or more atoms")
+    return k
+
+
+@dataclass(frozen=True)
+class FitParams:
+    """Everything that decides which dictionary a fit gives, checked.
+
+    Two fits of the same store with equal parameters give the same dictionary bit for bit; a checkpoint is
+    refused when any of these differs.
+    """
+
+    n_atoms: int
+    k: int
+    batch_size: int = 65536
+    n_iter: int = 40
+    n_rounds: int = 8
+    lanczos_steps: int = 2
+    groups: tuple[int, ...] | None = None
+    encoder: str = "mp"
+    nonneg: bool = False
+    refit: bool = False
+    min_coefficient: float = 0.0
+    rtol: float = 0.0
+    center: bool = True
+    init: str = "uniform"
+    dead_atoms: str = "residual"
+    chunk_size: int = 8192
+    validation: int = 8192
+    device: str = "auto"
+    seed: int = 0
+    momentum: float = 0.6
+    warm_up: bool = True
+    encode: str = "plain"
+    sparsity: str = "max"
+    max_nonzeros: int | None = None
+    growth: float | None = None
+    growth_threshold: float = 1.3
+    frequency_prior: bool = False
+
+    @property
+    def slots(self) -> int:
+        """Most nonzeros that any sample can have."""
+        if self.sparsity == "max":
+            return self.k
+        return self.max_nonzeros or min(SLOTS_PER_MEAN * self.k, self.n_atoms)
+
+    @property
+    def training_slots(self) -> int:
+        """Most nonzeros of a sample in training; a growing dictionary is held back by its threshold instead."""
+        if self.growth is None:
+            return self.slots
+        return max(self.slots, min(SLOTS_PER_MEAN * self.k, self.n_atoms))
+
+    @property
+    def first_rows(self) -> int | None:
+        """Rows of the first outer batch; None for as many as any other. Growth has a schedule of its own."""
+        return stream.warm_up_rows(self.n_atoms) if self.warm_up and self.growth is None else None
+
+    @property
+    def growth_sizes(self) -> tuple[int, ...] | None:
+        """Atoms at each stage of growth; None when the dictionary does not grow."""
+        return None if self.growth is None else growth_sizes(self.n_atoms, self.growth)
+
+    @classmethod
+    def checked(cls, **values: Any) -> FitParams:
+        """Build parameters from raw values; raises `InputError` on the first rule broken."""
+        n_atoms = check_integer("n_atoms", values["n_atoms"], 1)
+        k = check_k(values["k"], n_atoms)
+        out = dict(values, n_atoms=n_atoms, k=k)
+        for name, minimum in _INTEGERS.items():
+            if name in out:
+                out[name] = check_integer(name, out[name], minimum)
+        for name, choices in _CHOICES.items():
+            if name in out:
+                out[name] = check_choice(name, out[name], choices)
+        for name in ("min_coefficient", "rtol", "growth_threshold"):
+            if name in out:
+                out[name] = check_fraction(name, out[name])
+        if not 0 <= check_fraction("momentum", out.get("momentum", 0.0)) < 1:
+            raise InputError(
+                f"momentum={out['momentum']!r} must be below 1; use for example momentum=0.6, or 0 for none"
+            )
+        for name in ("nonneg", "refit", "center", "warm_up", "frequency_prior"):
+            if name in out:
+                out[name] = bool(out[name])
+        out["groups"] = group_sizes(n_atoms, k, out.get("groups"))
+        _check_growth_factor(out)
+        params = cls(**out)
+        _check_combinations(params)
+        return params
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for a checkpoint or a store's attributes."""
+        values = asdict(self)
+        values["groups"] = None if self.groups is None else list(self.groups)
+        return values
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> FitParams:
+        """Inverse of `to_json`."""
+        return cls.checked(**values)
+
+
+_INTEGERS = {
+    "batch_size": 1,
+    "n_iter": 1,
+    "n_rounds": 1,
+    "lanczos_steps": 1,
+    "chunk_size": 1,
+    "validation": 0,
+    "seed": 0,
+}
+_CHOICES = {
+    "encoder": ENCODERS,
+    "init": INITS,
+    "dead_atoms": DEAD_ATOM_RULES,
+    "device": DEVICES,
+    "encode": ENCODES,
+    "sparsity": SPARSITIES,
+}
+
+# Slots per mean number of nonzeros when max_nonzeros is not given.
+SLOTS_PER_MEAN = 3
+# Slower growth would take more than a thousand iterations to 1000 atoms.
+SLOWEST_GROWTH = 1.01
+
+
+def _check_growth_factor(values: dict[str, Any]) -> None:
+    growth = values.get("growth")
+    if growth is None:
+        return
+    if not isinstance(growth, numbers.Real) or not math.isfinite(growth) or growth < SLOWEST_GROWTH:
+        raise InputError(
+            f"growth={growth!r} is not a factor >= {SLOWEST_GROWTH}; use for example growth=1.5, or None for a "
+            "dictionary that has all its atoms from the start"
+        )
+    values["growth"] = float(growth)
+
+
+def _check_combinations(params: FitParams) -> None:
+    """Refuse what cannot go together."""
+    if params.encoder == "omp" and params.nonneg:
+        raise InputError(
+            "encoder='omp' gives coefficients of both signs and cannot honour nonneg=True; "
+            "use encoder='mp' with nonneg=True (refit=True keeps them non-negative too)"
+        )
+    if params.encoder == "omp" and params.refit:
+        raise InputError("encoder='omp' is a least-squares fit already; use refit=False with it")
+    _check_sparsity(params)
+    _check_staged(params)
+    if params.growth is not None:
+        _check_growth(params)
+    if params.frequency_prior:
+        _check_prior(params)
+
+
+def _check_sparsity(params: FitParams) -> None:
+    if params.sparsity == "max":
+        if params.max_nonzeros is not None:
+            raise InputError(
+                f"max_nonzeros={params.max_nonzeros} is for sparsity='mean'; with sparsity='max' k is the maximum"
+            )
+        return
+    if params.max_nonzeros is not None:
+        most = check_integer("max_nonzeros", params.max_nonzeros, 1)
+        if not params.k <= most <= params.n_atoms:
+            raise InputError(
+                f"max_nonzeros={most} must lie between k={params.k} (the mean) and n_atoms={params.n_atoms}"
+            )
+    if params.min_coefficient > 0:
+        raise InputError(
+            f"sparsity='mean' learns the smallest coefficient; leave out min_coefficient={params.min_coefficient}"
+        )
+
+
+def _check_staged(params: FitParams) -> None:
+    if params.encode == "plain":
+        return
+    if params.groups is None and params.growth is None:
+        raise InputError("encode='staged' offers groups in order; give groups, such as 'exponential', or growth")
+    if params.encoder != "mp":
+        raise InputError(f"encode='staged' is a matching pursuit; use encoder='mp', not {params.encoder!r}")
+
+
+def _check_growth(params: FitParams) -> None:
+    if params.groups is not None:
+        raise InputError(f"growth={params.growth} makes its own groups; leave out groups={params.groups}")
+    if params.encoder != "mp":
+        raise InputError(
+            f"growth={params.growth} needs encoder='mp'; for least squares on what it finds, use refit=True"
+        )
+    if params.init == "array":
+        raise InputError(f"growth={params.growth} starts from few atoms; use init='uniform' or 'data'")
+    sizes = params.growth_sizes or ()
+    needed = growth_iterations(sizes)
+    if params.n_iter < needed:
+        raise InputError(
+            f"growth={params.growth} reaches n_atoms={params.n_atoms} in {len(sizes)} stages of "
+            f"{growth_iterations(sizes[:1])} iterations; use n_iter >= {needed} (now {params.n_iter}), or "
+            "faster growth"
+        )
+
+
+def _check_prior(params: FitParams) -> None:
+    if params.growth is None or params.sparsity != "mean":
+        raise InputError(
+            "frequency_prior=True shares out the threshold of a growing dictionary; use it with growth, such as "
+            f"1.5 (now {params.growth}), and sparsity='mean' (now {params.sparsity!r})"
+        )
+    if params.encode == "staged":
+        raise InputError("frequency_prior=True is one pursuit over all atoms; use encode='plain' with it")

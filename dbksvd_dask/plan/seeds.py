@@ -1,0 +1,30 @@
+"""Random numbers by purpose.
+
+Random choices are drawn from (seed, purpose, number) alone, so that any iteration can be planned anew after a
+crash, on any machine, without replaying those before it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+# One number per purpose keeps the random streams apart.
+EPOCH, ROUNDS, INIT, VALIDATION, DEAD, GROWTH = range(6)
+
+
+def generator(seed: int, *path: int) -> np.random.Generator:
+    """Random generator of one purpose, from the seed and a path of integers."""
+    return np.random.default_rng(np.random.SeedSequence([seed, *path]))
+
+
+def random_atoms(n_atoms: int, n_features: int, dtype: Any, seed: int, *path: int) -> np.ndarray:
+    """Atoms with entries from U(-1/2, 1/2), rows normalised: (n_atoms, n_features).
+
+    With a `path` (iteration, first atom) it gives replacements for dead atoms, without one the first dictionary.
+    """
+    rng = generator(seed, DEAD if path else INIT, *path)
+    atoms = rng.random((n_atoms, n_features)) - 0.5
+    atoms /= np.linalg.norm(atoms, axis=1, keepdims=True)
+    return atoms.astype(dtype)

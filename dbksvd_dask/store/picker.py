@@ -1,0 +1,143 @@
+"""Rows picked from anywhere in a local store: quick as long as the file cache holds its files."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dbksvd_dask.errors import StoreError
+from dbksvd_dask.store import paths
+from dbksvd_dask.store.reader import RowReader
+
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None  # type: ignore[assignment]
+
+_PAGE = 4096
+
+
+class RowPicker:
+    """Reads rows in any order out of the files of a local uncompressed store; all of them stay open until `close`.
+
+    A small store is mapped, which takes a quarter of the time of a read per row. Mapped pages count as memory of
+    the process, and the promise is a bounded one: beyond `most_mapped` bytes every row is a small read.
+
+    Parameters
+    ----------
+    reader : RowReader
+        The store; see `can_pick`.
+    most_mapped : int
+        Bytes of the largest store that is mapped.
+
+    Raises
+    ------
+    StoreError
+        When a chunk is missing or has another size than it should.
+    """
+
+    def __init__(self, reader: RowReader, most_mapped: int = 0) -> None:
+        self._reader = reader
+        self._fds = np.full(reader.n_chunks, -1, np.int32)
+        self._maps: list[npt.NDArray[np.uint8]] = []
+        try:
+            for chunk in range(reader.n_chunks):
+                self._fds[chunk] = reader.open_chunk(chunk)
+        except BaseException:
+            self.close()
+            raise
+        if reader.nbytes <= most_mapped:
+            self._maps = [_mapped(int(fd)) for fd in self._fds]
+        self._addresses = np.array([view.ctypes.data for view in self._maps], np.uint64)
+
+    def pick(self, rows: npt.NDArray[np.int64], out: npt.NDArray[Any]) -> None:
+        """Read rows; from any thread.
+
+        Parameters
+        ----------
+        rows : ndarray of int64, shape (n,)
+            Which rows.
+        out : ndarray of shape (n, n_features), C-contiguous, of the dtype as stored
+            Where they go.
+        """
+        # here: numba takes half a second, which most jobs need not wait for
+        from dbksvd_dask.store.small_reads import copy_each, read_each
+
+        reader = self._reader
+        assert out.shape == (len(rows), reader.n_features)
+        assert out.flags.c_contiguous
+        copy, files = (copy_each, self._addresses) if self._maps else (read_each, self._fds)
+        row_bytes = reader.n_features * reader.stored.itemsize
+        failed = copy(files, reader.chunk_rows, row_bytes, rows, out.ctypes.data)
+        if failed >= 0:
+            raise StoreError(f"row {rows[failed]} of {reader.path} cannot be read; is the disk failing?")
+
+    def close(self) -> None:
+        """Close the files; nothing may be picked afterwards."""
+        self._maps = []  # the last reference to a map undoes it
+        for fd in self._fds[self._fds >= 0].tolist():
+            os.close(fd)
+        self._fds[:] = -1
+
+
+def _mapped(fd: int) -> npt.NDArray[np.uint8]:
+    """Map a file that lies in memory for reading."""
+    now = getattr(mmap, "MAP_POPULATE", 0)  # all pages at once, not one by one as they are met
+    return np.frombuffer(mmap.mmap(fd, 0, mmap.MAP_SHARED | now, mmap.PROT_READ), np.uint8)
+
+
+def in_file_cache(reader: RowReader) -> bool:
+    """Tell whether the files of a local uncompressed store lie in the file cache; False when it cannot be told.
+
+    Looks at three pages of every chunk without waiting for the disk.
+    """
+    size = reader.chunk_rows * reader.n_features * reader.stored.itemsize
+    if not hasattr(os, "RWF_NOWAIT"):
+        return False
+    page = bytearray(min(_PAGE, size))
+    places = (0, (size - len(page)) // 2, size - len(page))
+    for chunk in range(reader.n_chunks):
+        fd = reader.open_chunk(chunk)
+        try:
+            if any(os.preadv(fd, [page], place, os.RWF_NOWAIT) != len(page) for place in places):
+                return False
+        except OSError:  # not there, or a filesystem that cannot tell
+            return False
+        finally:
+            os.close(fd)
+    return True
+
+
+def can_pick(reader: RowReader) -> bool:
+    """Tell whether the rows of a store lie in local files as plain bytes, every chunk in a file, not too many."""
+    if not reader.raw or paths.is_remote(reader.path) or reader.n_chunks > files_to_open():
+        return False
+    return reader.complete or all(os.path.exists(reader.chunk_file(i)) for i in range(reader.n_chunks))
+
+
+def files_to_open() -> int:
+    """Return how many files may be kept open: half of what this process is allowed; 0 when unknown."""
+    if resource is None:
+        return 0
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if allowed == resource.RLIM_INFINITY else allowed // 2
+
+
+def memory_for_files() -> int:
+    """Return the bytes of memory that the file cache may take without pushing programs out; 0 when unknown."""
+    try:
+        with open("/proc/meminfo") as file:
+            found = dict(line.split(":", 1) for line in file)
+        available = int(found["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return 0
+    try:  # of a container: the cache counts towards its limit
+        with open("/sys/fs/cgroup/memory.max") as file:
+            return min(available, int(file.read()))
+    except (OSError, ValueError):
+        return available

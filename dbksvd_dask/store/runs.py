@@ -1,0 +1,148 @@
+"""Runs: the folder of a fit and its checkpoints.
+
+A run holds one dictionary per checkpoint, ``checkpoint-000040.zarr``: written aside, then renamed, the one before
+kept. A run can be given wherever a dictionary is wanted; its newest checkpoint is meant.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+
+from dbksvd_dask.dictionary import Dictionary
+from dbksvd_dask.errors import StoreError
+from dbksvd_dask.store import paths
+from dbksvd_dask.store.dictionary import (
+    _checkpoint_name,
+    _open_checkpoint,
+    is_zarr,
+    local_folder,
+    publish_dictionary,
+    read_dictionary,
+    remove_old_checkpoints,
+)
+from dbksvd_dask.store.paths import PathLike
+
+KEEP = 2  # checkpoints of a run that are kept: the newest and the one before
+
+_CHECKPOINT = re.compile(r"checkpoint-(\d{6,})\.zarr")
+
+
+def open_dictionary(path: PathLike) -> Dictionary:
+    """Read a dictionary, or the newest checkpoint of a run.
+
+    Parameters
+    ----------
+    path : folder written by `save_dictionary`, or the folder of a fit
+    """
+    where = local_folder(path, "a dictionary or a run")
+    if not os.path.exists(where):
+        raise StoreError(f"{where} does not exist; give a dictionary or the folder of a fit")
+    if is_zarr(where):
+        return read_dictionary(where)
+    if not checkpoints(where):
+        raise StoreError(f"{where} holds no dictionary and no checkpoint; give the folder of a fit")
+    readable, dictionary, damaged = readable_checkpoint(where)
+    if damaged:
+        raise StoreError(
+            f"{damaged[0]}; {readable} can be read: give that one, or go on from it with resume=True (--resume)"
+        )
+    return dictionary
+
+
+def verify_dictionary(path: PathLike) -> int:
+    """Compare every array of a dictionary, or of all checkpoints of a run, with its checksum.
+
+    Returns
+    -------
+    int
+        The number of arrays that were compared.
+
+    Raises
+    ------
+    StoreError
+        When one is missing or differs, or there are no checksums.
+    """
+    where = local_folder(path, "a dictionary or a run")
+    count = 0
+    for one in [where] if is_zarr(where) else checkpoints(where):
+        read_dictionary(one)  # compares them
+        checksums = paths.open_group(one).attrs.get("crc32")
+        if not isinstance(checksums, dict) or not checksums:
+            raise StoreError(f"{one} has no checksums to verify; it was not written by this package")
+        count += len(checksums)
+    return count
+
+
+def run_folder(path: PathLike) -> str:
+    """Path of a folder that holds a fit or may take one; what else lies in it, logs or notes, is left alone.
+
+    Raises
+    ------
+    StoreError
+        When it is on a remote, or is something else already: a file or a store.
+    """
+    run = local_folder(path, "a run")
+    if not os.path.lexists(run):
+        return run
+    if not os.path.isdir(run):
+        raise StoreError(f"{run} is a file, and a run is a folder; choose another name for the run")
+    if is_zarr(run):
+        raise StoreError(f"{run} is a Zarr store, not the folder of a fit; choose another folder for the run")
+    return run
+
+
+def checkpoints(run: PathLike) -> list[str]:
+    """Checkpoints of a run, oldest first."""
+    if not os.path.isdir(run):
+        return []
+    found = [(int(m[1]), name) for name in os.listdir(run) if (m := _CHECKPOINT.fullmatch(name))]
+    return [os.path.join(os.fspath(run), name) for _, name in sorted(found)]
+
+
+def latest_checkpoint(run: PathLike) -> str | None:
+    """Newest checkpoint of a run, or None."""
+    found = checkpoints(run)
+    return found[-1] if found else None
+
+
+def readable_checkpoint(run: PathLike) -> tuple[str, Dictionary, list[StoreError]]:
+    """Newest checkpoint of a run that can be read, and what is wrong with those after it.
+
+    Raises
+    ------
+    StoreError
+        When none can be read: what is wrong with the newest.
+    """
+    damaged: list[StoreError] = []
+    for path in reversed(checkpoints(run)):
+        try:
+            return path, _open_checkpoint(path), damaged
+        except StoreError as error:
+            damaged.append(error)
+    raise damaged[0]
+
+
+def remove_checkpoints(run: PathLike) -> None:
+    """Delete the fit in a folder; what is deleted in part only goes no more by the name of a checkpoint."""
+    for path in checkpoints(run):
+        doomed = f"{path}.replaced"
+        shutil.rmtree(doomed, ignore_errors=True)
+        try:
+            os.rename(path, doomed)
+            shutil.rmtree(doomed)
+        except OSError as error:
+            raise StoreError(
+                f"could not delete {path}: {error.strerror or error}; make it writable or choose another folder"
+            ) from error
+
+
+def write_checkpoint(run: PathLike, dictionary: Dictionary) -> str:
+    """Publish a checkpoint, then remove all but the newest `KEEP`."""
+    name = _checkpoint_name(dictionary.iteration)
+    path = publish_dictionary(
+        os.path.join(local_folder(run, "a run"), name), dictionary
+    )  # also in place of a damaged one
+    remove_old_checkpoints(run)
+    return path

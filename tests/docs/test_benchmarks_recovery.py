@@ -1,0 +1,67 @@
+"""The benchmarks of recovery, probing and coherence run at tiny size, so that they cannot rot."""
+
+import argparse
+
+import numpy as np
+import scipy.sparse as sp
+import zarr
+
+from benchmarks import coherence, synth_model, synthsaebench, wordnet_probing
+from dbksvd_dask import DBKSVD
+from tests.naive import kernels
+
+
+def test_coherence_is_measured_as_by_loops(rng):
+    D = kernels.unit_rows(rng.standard_normal((30, 12)))
+    D[7] = D[3]
+    found = coherence.measure(D, tile=8)
+    largest = [max(abs(D[i] @ D[j]) for j in range(30) if j != i) for i in range(30)]
+    np.testing.assert_allclose([found["mean"], found["max"]], [np.mean(largest), 1.0], rtol=1e-6)
+    assert found["near"] == np.mean(np.array(largest) > 0.9)
+
+
+def test_coherence_table_has_a_row_per_k_and_kind(rng, tmp_path):
+    array = zarr.create_array(str(tmp_path / "y.zarr"), shape=(300, 12), dtype="f4", chunks=(100, 12))
+    array[...] = rng.standard_normal((300, 12))
+    args = argparse.Namespace(store=tmp_path / "y.zarr", atoms=32, k=[6], n_iter=1, batch_size=200)
+    assert len(coherence.table(list(coherence.run(args))).splitlines()) == 4
+
+
+def test_probing_finds_the_categories(rng):
+    tags = np.repeat([0, 1, 2], 100)
+    Y = (np.eye(3, 12)[tags] * 4 + rng.standard_normal((300, 12))).astype(np.float32)
+    args = argparse.Namespace(atoms=64, k=8, n_iter=2, only=["DB-KSVD, non-negative"])
+    ((name, codes, seconds),) = wordnet_probing.dictionaries(Y, args, 0)
+    row = {"method": name, "seconds": seconds} | wordnet_probing.row_of(codes, tags, 0)
+    assert row["k_sp=5"] > 0.7
+    assert "DB-KSVD, non-negative, plain | 1" in wordnet_probing.table([row])
+
+
+def test_recovery_settings_are_legal_and_tabled():
+    for name, size in synth_model.SIZES.items():
+        for how in synthsaebench.fits(name, 1.5).values():
+            params = DBKSVD(size.n_atoms, size.l0[0], n_iter=200, sparsity="mean", **how)._params()
+            assert params.slots == 3 * size.l0[0]
+    row = dict.fromkeys(synthsaebench.COLUMNS, 0.5) | {"k": 4, "method": "DB-KSVD", "encode": "plain"}
+    text = synthsaebench.table([row, row])
+    assert "| 4 | DB-KSVD | plain | 2 | 0.500 (0.000) |" in text
+
+
+def test_cached_samples_are_not_drawn_again(tmp_path, monkeypatch):
+    drawn = []
+
+    def draw(folder, size, seed, n_train):
+        drawn.append(seed)
+        folder.mkdir(parents=True)
+        for part in ("train", "test", "truth"):
+            np.save(folder / f"{part}.npy", np.ones((4, 3), np.float32))
+        csr = sp.csr_array(np.eye(4, 5))
+        parts = {"data": csr.data, "indices": csr.indices, "indptr": csr.indptr, "shape": csr.shape}
+        np.savez(folder / "test_features.npz", **parts)
+        (folder / "done.json").write_text("{}")
+
+    monkeypatch.setattr(synth_model, "_draw", draw)
+    for _ in range(2):
+        samples = synth_model.load_samples(tmp_path, "small", 7, 4)
+    assert drawn == [7]
+    assert samples.test_features.shape == (4, 5)

@@ -1,0 +1,85 @@
+"""The README says what is so: its code runs, its tests, files and commands exist."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from dbksvd_dask.cli.main import COMMANDS
+from tests.helpers import jobs
+
+README = (jobs.ROOT / "README.md").read_text(encoding="utf-8")
+RECIPES = (jobs.ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
+PYTHON = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+
+
+def test_lines_on_an_array_run(capsys):
+    exec(PYTHON[0].replace("20_000", "2_000"), {})
+    score, shape = re.match(r"(\S+) (\(.*?\))", capsys.readouterr().out).groups()
+    assert 0 < float(score) < 1
+    assert shape == "(2000, 256)"
+
+
+@pytest.mark.cluster
+def test_lines_on_a_cluster_run(tmp_path, monkeypatch, capsys):
+    from distributed import LocalCluster
+
+    monkeypatch.chdir(tmp_path)
+    jobs.write_store(tmp_path / "store.zarr", jobs.made_up(600, 16), 100)
+    code = PYTHON[1].replace("/shared", str(tmp_path)).replace("n_atoms=16384, k=64", "n_atoms=32, k=4, n_iter=2")
+    with LocalCluster(
+        n_workers=1, threads_per_worker=2, processes=False, protocol="tcp", dashboard_address="127.0.0.1:0"
+    ) as cluster:
+        scope = {}
+        exec(code.replace("tcp://head:8786", cluster.scheduler_address), scope)
+        scope["client"].close()
+    assert 0 < float(capsys.readouterr().out.split()[0]) < 1
+
+
+def test_lines_on_a_gpu_are_lines_of_the_library():
+    assert 'device="gpu"' in PYTHON[2]
+    compile(PYTHON[2], "README.md", "exec")
+
+
+def test_every_test_that_is_named_exists():
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", README)
+    assert len(named) > 5
+    for path, name in named:
+        assert f"def {name}" in (jobs.ROOT / path).read_text(encoding="utf-8"), (path, name)
+
+
+@pytest.mark.parametrize("text", [README, RECIPES], ids=["README", "recipes"])
+def test_every_command_and_option_exists(text):
+    import importlib
+
+    lines = re.findall(r"dbksvd ((?:{}) .*)".format("|".join(COMMANDS)), text.replace("\\\n", " "))
+    assert lines
+    for line in lines:
+        command = importlib.import_module(COMMANDS[line.split()[0]][0]).command
+        known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        for option in re.findall(r"(?<=\s)--[a-z-]+", line.split("#")[0].split("`")[0]):
+            assert option in known, (line, option)
+
+
+def test_every_link_leads_somewhere():
+    for target in re.findall(r"\]\((?!http)([^)]+)\)", README):
+        assert (jobs.ROOT / target).exists(), target
+
+
+def test_first_screen_says_what_it_is_and_the_two_commands():
+    first = "\n".join(README.splitlines()[:30])
+    for words in ("make demo", "make test", "larger than", "bit for bit", "kill -9"):
+        assert words in first
+
+
+def test_statistics_named_in_the_readme_are_there(tmp_path):
+    from dbksvd_dask import encode_store, open_statistics
+
+    store = jobs.write_store(tmp_path / "store.zarr", jobs.made_up(300, 16), 100)
+    encode_store(store, jobs.write_dictionary(tmp_path / "run"), tmp_path / "codes.zarr")
+    found = open_statistics(tmp_path / "codes.zarr")
+    assert found.sizes["rank"] == 64
+    assert np.isfinite(found["coefficient_sum"]).all()
+    assert {"count", "positive_count", "abs_max", "top_sample"} <= set(found)

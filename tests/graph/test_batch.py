@@ -1,0 +1,165 @@
+"""One outer batch as a Dask graph: equal to its twin, pure, small, and the same bits however it ran."""
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+
+from dbksvd_dask import DBKSVD
+from dbksvd_dask.fit.trainer import Trainer
+from dbksvd_dask.graph import batch
+from dbksvd_dask.graph.sources import as_source
+from dbksvd_dask.plan.groups import plan_rounds
+from dbksvd_dask.plan.params import FitParams
+from tests.naive import kernels
+
+
+def trainer_of(Y, **params):
+    checked = FitParams.checked(**{"n_atoms": 40, "k": 4, "validation": 0, "center": False, **params})
+    return Trainer(as_source(Y, checked.chunk_size), checked)
+
+
+def samples(rng, n=300, d=24, dtype=np.float32):
+    return rng.standard_normal((n, d)).astype(dtype)
+
+
+@pytest.mark.parametrize("nonneg", [False, True])
+@pytest.mark.parametrize("groups", [None, (40,), (8, 12, 20)])
+def test_batch_equals_twin(rng, groups, nonneg):
+    Y = samples(rng, dtype=np.float64)
+    trainer = trainer_of(Y, groups=groups, nonneg=nonneg, chunk_size=70, k=6)
+    state = trainer.start()
+    rows = trainer.stream.batch(0)
+    result = trainer.step(state)
+    spec = trainer.batch_spec()
+    rounds = [[list(m) for m in plan_rounds(g, 0, 0)] for g in spec.groups]
+    expected, R, gap = kernels.outer_batch(
+        Y[rows], state.dictionary, [(g.start, g.stop, g.k) for g in spec.groups], rounds, steps=2, nonneg=nonneg
+    )
+    assert gap > 1e-9
+    np.testing.assert_allclose(result.dictionary, expected, atol=1e-6)
+    error = np.mean(np.linalg.norm(R, axis=1) / np.linalg.norm(Y[rows], axis=1))
+    np.testing.assert_allclose(result.history["relative_error"][-1], error, rtol=1e-6)
+
+
+def test_one_group_is_plain_dbksvd_bit_for_bit(rng):
+    Y = samples(rng)
+    plain = DBKSVD(40, 4, n_iter=3, chunk_size=64).fit(Y)
+    grouped = DBKSVD(40, 4, n_iter=3, chunk_size=64, groups=(40,)).fit(Y)
+    np.testing.assert_array_equal(plain.components_, grouped.components_)
+
+
+@pytest.mark.parametrize("groups", [None, (8, 12, 20)])
+def test_threads_do_not_change_a_bit(rng, groups):
+    Y = samples(rng, 500, 64)
+    fitted = []
+    for workers in (1, 2, 4):
+        with dask.config.set(scheduler="threads", num_workers=workers):
+            fitted.append(DBKSVD(40, 4, n_iter=3, chunk_size=64, groups=groups).fit(Y).components_)
+    with dask.config.set(scheduler="synchronous"):
+        fitted.append(DBKSVD(40, 4, n_iter=3, chunk_size=64, groups=groups).fit(Y).components_)
+    for other in fitted[1:]:
+        assert fitted[0].tobytes() == other.tobytes()
+
+
+@pytest.mark.parametrize("chunks", [(500, 64), (500, 10), (77, 64), ((1, 499), 64), (64, 32)])
+def test_chunks_of_the_input_do_not_change_a_bit(rng, chunks):
+    Y = samples(rng, 500, 64)
+    how = {"n_iter": 3, "chunk_size": 64, "batch_size": 200}
+    whole = DBKSVD(40, 4, **how).fit(da.from_array(Y, chunks=(500, 64)))
+    cut = DBKSVD(40, 4, **how).fit(da.from_array(Y, chunks=chunks))
+    assert whole.components_.tobytes() == cut.components_.tobytes()
+
+
+def test_same_seed_same_dictionary_other_seed_another(rng):
+    Y = samples(rng)
+    a, b, c = (DBKSVD(40, 4, n_iter=2, seed=s).fit(Y).components_ for s in (3, 3, 4))
+    assert a.tobytes() == b.tobytes()
+    assert a.tobytes() != c.tobytes()
+
+
+def test_tasks_are_pure(rng):
+    """Every task sees its inputs again afterwards, unchanged."""
+    Y = samples(rng)
+    trainer = trainer_of(Y, chunk_size=64)
+    state = trainer.start()
+    graph = batch.build_batch(
+        trainer.source, trainer.stream.batch(0), state.dictionary, None, trainer.batch_spec(), 0
+    )
+    seen = {}
+
+    def fingerprint(value):
+        return dask.tokenize.tokenize(value) if not callable(value) else None
+
+    class Watch(dask.callbacks.Callback):
+        def _posttask(self, key, value, dsk, state, worker_id):
+            for other, cached in state["cache"].items():
+                token = fingerprint(cached)
+                assert seen.setdefault(other, token) == token, f"{key} changed the result of {other}"
+
+    with Watch(), dask.config.set(scheduler="synchronous"):
+        batch.run_batch(graph)
+    assert len(seen) > 50
+
+
+def test_graph_is_small_and_readable(rng):
+    Y = samples(rng, 800, 16)
+    trainer = trainer_of(Y, chunk_size=100, batch_size=800)
+    graph = batch.build_batch(
+        trainer.source, trainer.stream.batch(0), trainer.start().dictionary, None, trainer.batch_spec(), 0
+    )
+    assert batch.count_tasks(graph) < 400  # 8 chunks, 8 rounds
+    prefixes = {dask.utils.key_split(key) for key in graph.__dask_graph__()}
+    assert {"encode", "refresh", "round", "lanczos-product", "gram"} <= prefixes
+
+
+def test_nothing_is_computed_until_asked(rng):
+    def explode(*args, **kwargs):
+        raise AssertionError("a graph was computed")
+
+    Y = da.from_array(samples(rng), chunks=(50, 24))
+    model = DBKSVD(40, 4, n_iter=1).fit(Y)
+    with dask.config.set(scheduler=explode):
+        codes = model.transform(Y)
+        samples_again = model.inverse_transform(codes)
+    assert codes["atom"].chunks is not None
+    assert samples_again.shape == Y.shape
+
+
+def test_error_never_rises_on_real_patches_with_default_rounds(patches):
+    history = DBKSVD(64, 5, n_iter=8, batch_size=300, validation=0).fit(patches).history_
+    assert (history["relative_error"] <= history["relative_error_before"]).all()
+
+
+def test_error_never_rises_with_one_atom_per_round(patches):
+    history = DBKSVD(24, 3, n_iter=4, n_rounds=24, validation=0, dead_atoms="keep").fit(patches).history_
+    assert (history["relative_error"] <= history["relative_error_before"] * (1 + 1e-6)).all()
+
+
+@pytest.mark.parametrize("rule", ["residual", "random", "keep"])
+def test_dead_atoms_follow_the_rule(rng, rule):
+    Y = samples(rng, 60, 16)
+    init = kernels.unit_rows(rng.standard_normal((40, 16)))
+    init[7] = -init[3]  # never chosen: atom 3 wins every tie by its index
+    model = DBKSVD(40, 2, n_iter=1, init=init, dead_atoms=rule, validation=0, center=False).fit(Y)
+    assert model.history_["dead_atoms"].item() >= 1
+    moved = not np.allclose(model.components_[7], init[7], atol=1e-6)
+    assert moved == (rule != "keep")
+
+
+@pytest.mark.slow
+def test_true_atoms_are_found():
+    """d=128, 512 random atoms, k=8, 10 % noise, four batches in turn, 16 iterations: 88 % at least."""
+    rng = np.random.default_rng(0)
+    truth = kernels.unit_rows(rng.standard_normal((512, 128)))
+    X = np.zeros((80_000, 512), np.float32)
+    for row in X:
+        row[rng.choice(512, 8, replace=False)] = rng.standard_normal(8)
+    Y = X @ truth.astype(np.float32)
+    Y = (Y + 0.1 * Y.std() * rng.standard_normal(Y.shape)).astype(np.float32)
+    trainer = trainer_of(Y, n_atoms=512, k=8, center=True)
+    state = trainer.start()
+    for t in range(16):
+        state = trainer.step(state, np.arange(t % 4 * 20_000, (t % 4 + 1) * 20_000))
+    found = (np.abs(state.dictionary @ truth.T).max(axis=0) > 0.95).mean()
+    assert found >= 0.88
