@@ -12,9 +12,14 @@ from typing import Any
 from dbksvd_dask import events
 from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.errors import BusyError, ClusterError, MismatchError, StoreError
-from dbksvd_dask.store.dictionary import remove_old_checkpoints
 from dbksvd_dask.store.lock import FIT_LOCK, hold
-from dbksvd_dask.store.runs import KEEP, checkpoints, latest_checkpoint, readable_checkpoint
+from dbksvd_dask.store.runs import (
+    KEEP,
+    checkpoints,
+    latest_checkpoint,
+    readable_checkpoint,
+    remove_old_checkpoints,
+)
 
 logger = logging.getLogger(__name__)
 

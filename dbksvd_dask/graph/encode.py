@@ -19,25 +19,11 @@ from dbksvd_dask.graph.run import chunk_homes
 from dbksvd_dask.graph.sources import Source
 from dbksvd_dask.graph.tasks import Tasks
 from dbksvd_dask.kernels.moments import Moments, merge_moments
-from dbksvd_dask.kernels.scale import largest_norm
 from dbksvd_dask.plan.device import CPU, Placement
 from dbksvd_dask.plan.encoder import AtomWeights, EncodeSpec
 from dbksvd_dask.plan.units import split_rows
 
 # ---------------------------------------------------------------------------------------------- loading
-
-
-def _refused(raw: np.ndarray, where: Callable[[int], str], bad: np.ndarray, dtype: Any) -> str:
-    """Why some rows of a chunk cannot be encoded."""
-    first = int(bad[0])
-    many = f"({bad.size} such row{'s' * (bad.size > 1)} in this chunk of the batch); drop those rows"
-    if not np.isfinite(raw[first]).all():
-        return f"{where(first)} has NaN or infinity {many}, for example with `dbksvd import --nonfinite drop`"
-    largest = float(np.abs(raw[first]).max())
-    return (
-        f"{where(first)} has a value of magnitude {largest:.2g}, too large for {np.dtype(dtype)}: norms may be "
-        f"{largest_norm(dtype):.2g} at most {many}, or divide all samples by a constant, which changes no atom"
-    )
 
 
 # ---------------------------------------------------------------------------------------------- encoding

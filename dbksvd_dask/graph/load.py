@@ -10,7 +10,6 @@ from dask.delayed import Delayed, delayed
 
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.graph import backend
-from dbksvd_dask.graph.encode import _refused
 from dbksvd_dask.graph.sources import LazySource, Source
 from dbksvd_dask.graph.tasks import Tasks
 from dbksvd_dask.kernels import encode
@@ -35,6 +34,19 @@ def prepare(
     if bad.size:
         raise InputError(_refused(raw, where, bad, dtype))
     return Y
+
+
+def _refused(raw: np.ndarray, where: Callable[[int], str], bad: np.ndarray, dtype: Any) -> str:
+    """Why some rows of a chunk cannot be encoded."""
+    first = int(bad[0])
+    many = f"({bad.size} such row{'s' * (bad.size > 1)} in this chunk of the batch); drop those rows"
+    if not np.isfinite(raw[first]).all():
+        return f"{where(first)} has NaN or infinity {many}, for example with `dbksvd import --nonfinite drop`"
+    largest = float(np.abs(raw[first]).max())
+    return (
+        f"{where(first)} has a value of magnitude {largest:.2g}, too large for {np.dtype(dtype)}: norms may be "
+        f"{largest_norm(dtype):.2g} at most {many}, or divide all samples by a constant, which changes no atom"
+    )
 
 
 class _Loaded:

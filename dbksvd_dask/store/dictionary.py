@@ -25,7 +25,6 @@ from dbksvd_dask.store import paths
 from dbksvd_dask.store.atomic import aside, fsync_path, publish
 from dbksvd_dask.store.layout import require_replaceable
 from dbksvd_dask.store.paths import PathLike
-from dbksvd_dask.store.runs import KEEP, checkpoints
 
 FORMAT = "dbksvd-dictionary"
 VERSION = 2  # 2: a checksum of the attributes
@@ -219,21 +218,3 @@ def local_folder(path: PathLike, what: str) -> str:
 
 
 # ---------------------------------------------------------------------------------------------- runs
-
-
-def _open_checkpoint(path: str) -> Dictionary:
-    """Read a checkpoint; one under the name of another iteration would be taken for the wrong one."""
-    dictionary = read_dictionary(path)
-    if os.path.basename(path) != _checkpoint_name(dictionary.iteration):
-        raise StoreError(f"{path} is damaged: it holds iteration {dictionary.iteration}")
-    return dictionary
-
-
-def _checkpoint_name(iteration: int) -> str:
-    return f"checkpoint-{iteration:06d}.zarr"
-
-
-def remove_old_checkpoints(run: PathLike) -> None:
-    """Remove all but the newest `KEEP` checkpoints."""
-    for old in checkpoints(run)[:-KEEP]:
-        shutil.rmtree(old, ignore_errors=True)

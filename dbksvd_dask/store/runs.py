@@ -14,13 +14,10 @@ from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.errors import StoreError
 from dbksvd_dask.store import paths
 from dbksvd_dask.store.dictionary import (
-    _checkpoint_name,
-    _open_checkpoint,
     is_zarr,
     local_folder,
     publish_dictionary,
     read_dictionary,
-    remove_old_checkpoints,
 )
 from dbksvd_dask.store.paths import PathLike
 
@@ -146,3 +143,21 @@ def write_checkpoint(run: PathLike, dictionary: Dictionary) -> str:
     )  # also in place of a damaged one
     remove_old_checkpoints(run)
     return path
+
+
+def _open_checkpoint(path: str) -> Dictionary:
+    """Read a checkpoint; one under the name of another iteration would be taken for the wrong one."""
+    dictionary = read_dictionary(path)
+    if os.path.basename(path) != _checkpoint_name(dictionary.iteration):
+        raise StoreError(f"{path} is damaged: it holds iteration {dictionary.iteration}")
+    return dictionary
+
+
+def _checkpoint_name(iteration: int) -> str:
+    return f"checkpoint-{iteration:06d}.zarr"
+
+
+def remove_old_checkpoints(run: PathLike) -> None:
+    """Remove all but the newest `KEEP` checkpoints."""
+    for old in checkpoints(run)[:-KEEP]:
+        shutil.rmtree(old, ignore_errors=True)
