@@ -26,7 +26,7 @@ from dbksvd_dask.store.code_writer import CodesPlan, CodesWriter, UnitWritten, c
 from dbksvd_dask.store.codes import CODES_FORMAT, COEFFICIENT_DTYPES, codes_attributes, dictionary_fingerprint
 from dbksvd_dask.store.dictionary import Dictionary, open_dictionary
 from dbksvd_dask.store.layout import PARTS, require_replaceable
-from dbksvd_dask.store.lock import Lock, hold
+from dbksvd_dask.store.lock import LOCK_SUFFIX, Lock, hold
 from dbksvd_dask.store.remote import PathLike
 
 N_TOP = 64  # samples kept per atom; a page shows a dozen, autointerpretation asks for some tens
@@ -148,8 +148,8 @@ class EncodeJob:
         return remote.join(self.path, PARTS)
 
     def is_tidy(self) -> bool:
-        """Tell whether nothing was left in the codes that are there."""
-        return not remote.exists(self._left)
+        """Tell whether nothing was left in the codes that are there, and no lock beside them."""
+        return not remote.exists(self._left) and not remote.exists(self.path + LOCK_SUFFIX)
 
     def tidy(self) -> None:
         """Remove what was left in the codes that are there."""
