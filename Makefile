@@ -1,26 +1,79 @@
 # `make demo` and `make test` need only Python 3.11 and make: each makes its own virtual environment.
 PYTHON ?= python3
 VENV ?= .venv
+INTEROP ?= .venv-interop
 BIN := $(VENV)/bin
+# Processes that run tests side by side.
+JOBS ?= 2
+PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 
-.PHONY: demo test test-gpu lint bench clean
+.PHONY: demo dev test test-fast test-gpu test-interop test-minimum lint docs dist lock bench clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,importers]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,importers,docs]'
 	touch $@
 
 demo: $(VENV)/.installed
 	$(BIN)/dbksvd demo demo-out --force
 
+# Before a release: the tests that need torch, SAELens or a peer of the benchmarks, in an environment of their own.
+# torch comes first and by itself, so that nothing else chooses its build. The last result is in docs/reliability.md.
+$(INTEROP)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(INTEROP)
+	$(INTEROP)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(INTEROP)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,importers,bench,interop]'
+	touch $@
+
+test-interop: $(INTEROP)/.installed
+	$(INTEROP)/bin/python -m pytest -m interop -rs
+
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 test: lint
-	$(BIN)/python -m pytest
+	$(PYTEST)
+
+# What a change is tried with again and again: under a minute.
+test-fast: $(VENV)/.installed
+	$(PYTEST) -m "not slow and not cluster and not browser and not network and not gpu"
+
+# The oldest versions that pyproject.toml allows. Old packages warn about new ones below them: not an error here.
+MINIMUM_TESTS := tests/test_plan.py tests/test_pursuit.py tests/test_update.py tests/test_batch.py tests/test_model.py \
+	tests/test_estimator.py tests/test_sklearn_interop.py tests/test_xarray_labels.py tests/test_store_rows.py \
+	tests/test_store_writer.py tests/test_import_job.py tests/test_shuffle.py tests/test_encode_job.py tests/test_metrics.py \
+	tests/test_plots.py tests/test_reprs.py tests/test_report_page.py tests/test_cli_fit.py tests/test_cli_encode.py \
+	tests/test_cli_stores.py tests/test_export_foreign.py tests/test_export_huggingface.py
+
+.venv-minimum/.installed: pyproject.toml requirements-minimum.txt
+	$(PYTHON) -m venv .venv-minimum
+	.venv-minimum/bin/python -m pip install --quiet --disable-pip-version-check -c requirements-minimum.txt \
+		-e '.[importers]' pytest hypothesis psutil
+	touch $@
+
+test-minimum: .venv-minimum/.installed
+	.venv-minimum/bin/python -m pytest -o filterwarnings=default -m 'not slow and not cluster and not gpu' $(MINIMUM_TESTS)
+
+# The site, in site/: no network is needed, and every warning is an error.
+docs: $(VENV)/.installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# Everything a developer needs, in the versions of the lock.
+dev: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements-dev.lock -e '.[dev]'
+
+dist: dev
+	$(BIN)/python -m build --outdir dist .
+
+# Versions only, for every supported Python and system: no index, no path.
+lock: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(BIN)/uv pip compile --quiet --universal --upgrade --python-version 3.11 --extra dev --no-header --no-annotate \
+		--output-file requirements-dev.lock pyproject.toml
 
 # On a machine with a card: the GPU tests on real CuPy arrays, then the times that belong into docs/gpu.md.
 test-gpu: $(VENV)/.installed
@@ -34,4 +87,4 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.guard
 
 clean:
-	rm -rf $(VENV) demo-out build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(INTEROP) .venv-minimum demo-out build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -91,10 +91,10 @@ def _measure_round(clock: Clock, state: Any, r: int, D: Any, members: np.ndarray
     from dbksvd_dask.gpu import chunk as gpu
 
     old = gpu.take_rows(D, members)
-    W, x2 = clock.time("first products", gpu.first_product, state, r, members.size)
-    lz = lanczos.warm_start(W, x2, old)
-    sums = clock.time("next products", gpu.next_product, state, r, lz)
-    new = clock.time("lanczos", lambda: lanczos.leading_vectors(lanczos.advance(lz, *sums, old), old))
+    W, (x2,), unit = clock.time("first products", gpu.first_product, state, r, members.size)
+    lz = lanczos.warm_start(W, x2, old, unit)
+    W, (sx, s2), unit = clock.time("next products", gpu.next_product, state, r, lz)
+    new = clock.time("lanczos", lambda: lanczos.leading_vectors(lanczos.advance(lz, W, sx, s2, old, unit), old))
     return clock.time("refresh", gpu.refresh_chunk, state, r, D, members, new, False)
 
 

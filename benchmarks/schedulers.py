@@ -33,7 +33,7 @@ from dbksvd_dask.store.sources import Source, as_source
 def add_tree(parts: list[Any]) -> list[Any]:
     """Add parts in the order of a batch's graph, all but the last level."""
     for spans in plan.tree_levels(len(parts), batch.FAN_IN)[:-1]:
-        parts = [chunk.add_parts(parts[a:b]) for a, b in spans]
+        parts = [chunk.add_sums(parts[a:b]) for a, b in spans]
     return parts
 
 

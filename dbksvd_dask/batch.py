@@ -76,7 +76,7 @@ def _tree(names: Tasks, label: str, index: tuple[int, ...], parts: list[Any]) ->
     firsts = list(range(len(parts)))  # first chunk of each part: sums are made where it is
     for depth, spans in enumerate(plan.tree_levels(len(parts), FAN_IN)[:-1]):
         parts = [
-            names.call(chunk.add_parts, f"{label}-sum", (*index, depth, i), parts[a:b], chunk=firsts[a])
+            names.call(chunk.add_sums, f"{label}-sum", (*index, depth, i), parts[a:b], chunk=firsts[a])
             for i, (a, b) in enumerate(spans)
         ]
         firsts = [firsts[a] for a, _ in spans]

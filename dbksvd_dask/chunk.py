@@ -22,6 +22,7 @@ from dbksvd_dask.kernels._jit import kernel_input
 from dbksvd_dask.kernels.blas import one_blas_thread
 from dbksvd_dask.kernels.encode import AtomWeights, EncodeSpec, encode_rows, residual, squared_norms
 from dbksvd_dask.kernels.moments import relative_error_sum
+from dbksvd_dask.kernels.scale import in_units, rows_near_one, unit_of
 from dbksvd_dask.lanczos import LanczosState
 from dbksvd_dask.metrics import Moments, ResidualMoments, moments, residual_moments, row_norms
 
@@ -36,6 +37,7 @@ class ChunkState(NamedTuple):
     pos: np.ndarray  # (nnz,)
     local: np.ndarray  # (nnz,)
     stats: ChunkStats | None = None  # sums over the chunk after its encoding
+    unit: int = 0  # exponent of the units of its sums of products, see kernels.scale
 
 
 class ChunkStats(NamedTuple):
@@ -115,7 +117,8 @@ def encode_chunk(
     counts = update.count_atoms(atom, D.shape[0])
     for array in (R, atom, coefficient, start, pos, local):
         frozen(array)
-    return ChunkState(R, atom, coefficient, start, pos, local), counts
+    unit = unit_of(float(np.abs(coefficient).max(initial=0)), coefficient.dtype)
+    return ChunkState(R, atom, coefficient, start, pos, local, unit=unit), counts
 
 
 def chunk_stats(Y: np.ndarray, state: ChunkState, counts: np.ndarray) -> ChunkStats:
@@ -134,11 +137,16 @@ def _merged(samples: tuple[np.ndarray, ...], rest: tuple[np.ndarray, ...]) -> Mo
 
 @one_blas_thread
 def codes_of(
-    Y: np.ndarray, D: np.ndarray, gram: np.ndarray, spec: EncodeSpec, weights: AtomWeights | None = None
+    Y: np.ndarray,
+    D: np.ndarray,
+    gram: np.ndarray,
+    spec: EncodeSpec,
+    weights: AtomWeights | None = None,
+    first: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Encode samples where the dictionary is; atom (n, k) int32 and coefficient (n, k) on the host."""
     compute = _gpu().encode_rows if on_device(D) else encode_rows
-    return compute(Y, D, gram, spec, weights)
+    return compute(Y, D, gram, spec, weights, first)
 
 
 def residual_of(Y: np.ndarray, atom: np.ndarray, coefficient: np.ndarray, D: np.ndarray) -> np.ndarray:
@@ -149,13 +157,18 @@ def residual_of(Y: np.ndarray, atom: np.ndarray, coefficient: np.ndarray, D: np.
 
 @one_blas_thread
 def measure(
-    Y: np.ndarray, D: np.ndarray, gram: np.ndarray, spec: EncodeSpec, weights: AtomWeights | None = None
+    Y: np.ndarray,
+    D: np.ndarray,
+    gram: np.ndarray,
+    spec: EncodeSpec,
+    weights: AtomWeights | None = None,
+    first: int = 0,
 ) -> tuple[Moments, int]:
     """Encode samples: sums over them and their residual, and the number of nonzeros."""
     if on_device(D):
-        samples, rest, n_nonzeros = _gpu().measure(Y, D, gram, spec, weights)
+        samples, rest, n_nonzeros = _gpu().measure(Y, D, gram, spec, weights, first)
         return _merged(samples, rest), n_nonzeros
-    atom, coefficient = encode_rows(Y, D, gram, spec, weights)
+    atom, coefficient = encode_rows(Y, D, gram, spec, weights, first)
     R = residual(Y, atom, coefficient, D)
     return moments(Y, R), int(np.count_nonzero(atom >= 0))
 
@@ -165,22 +178,49 @@ def _inputs(*arrays: np.ndarray) -> list[Any]:
     return list(map(kernel_input, arrays))
 
 
-def first_product(state: ChunkState, r: int, n_local: int) -> tuple[np.ndarray, np.ndarray]:
-    """Partial sums of the warm start of round `r`: (n_local, d) and (n_local,)."""
+class RoundSums(NamedTuple):
+    """Sums over the samples of each atom of a round, in units of the chunks' largest samples.
+
+    `own` are sums for samples times ``2^unit``; `W` carries one such factor, since two would leave float32.
+    """
+
+    W: np.ndarray  # (n_local, d), sums of products with residual rows
+    own: tuple[np.ndarray, ...]  # (n_local,) float64 each
+    unit: int = 0
+
+
+def first_product(state: ChunkState, r: int, n_local: int) -> RoundSums:
+    """Partial sums of the warm start of round `r`: W (n_local, d) and x2 (n_local,)."""
     if not isinstance(state, ChunkState):
-        return _gpu().first_product(state, r, n_local)
-    arrays = (state.R, state.coefficient, state.start[r], state.pos, state.local)
+        return RoundSums(*_gpu().first_product(state, r, n_local))
+    x = in_units(state.coefficient, state.unit)
+    arrays = (state.R, x, state.start[r], state.pos, state.local)
     W, x2 = update.start_products(*(*_inputs(*arrays), n_local))
-    return frozen(W), frozen(x2)
+    return RoundSums(frozen(W), (frozen(x2),), state.unit)
 
 
-def next_product(state: ChunkState, r: int, lz: LanczosState) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Partial sums of one Lanczos product of round `r`: (n_local, d), (n_local,), (n_local,)."""
+def next_product(state: ChunkState, r: int, lz: LanczosState) -> RoundSums:
+    """Partial sums of one Lanczos product of round `r`: W (n_local, d), sx and s2 (n_local,)."""
     if not isinstance(state, ChunkState):
-        return _gpu().next_product(state, r, lz)
-    arrays = (state.R, state.coefficient, state.start[r], state.pos, state.local, lz.basis[-1], lz.dv)
+        return RoundSums(*_gpu().next_product(state, r, lz))
+    # the vectors carry the units of the residual, which is not copied
+    x, V = (in_units(a, state.unit) for a in (state.coefficient, lz.basis[-1]))
+    arrays = (state.R, x, state.start[r], state.pos, state.local, V, lz.dv)
     W, sx, s2 = update.next_products(*_inputs(*arrays))
-    return frozen(W), frozen(sx), frozen(s2)
+    return RoundSums(frozen(W), (frozen(sx), frozen(s2)), state.unit)
+
+
+def add_sums(parts: list[RoundSums]) -> RoundSums:
+    """Sums over some chunks, added from left to right, in the units of the largest samples."""
+    unit = min(part.unit for part in parts)
+    W, *own = add_parts([_in_units_of(part, unit) for part in parts])
+    return RoundSums(W, tuple(own), unit)
+
+
+def _in_units_of(part: RoundSums, unit: int) -> tuple[np.ndarray, ...]:
+    """Arrays of a part in other units."""
+    step = unit - part.unit
+    return in_units(part.W, step), *(in_units(total, 2 * step) for total in part.own)
 
 
 def add_parts(parts: list[tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
@@ -209,18 +249,16 @@ def _rows(D: np.ndarray, members: np.ndarray, like: Any) -> Any:
     return _gpu().to_device(D[members]) if on_device(like) else D[members]
 
 
-def begin_round(parts: list[tuple[np.ndarray, ...]], D: np.ndarray, members: np.ndarray) -> LanczosState:
+def begin_round(parts: list[RoundSums], D: np.ndarray, members: np.ndarray) -> LanczosState:
     """Warm start of a round from the chunks' partial sums."""
-    W, x2 = add_parts(parts)
-    return lanczos.warm_start(W, x2, _rows(D, members, W))
+    W, (x2,), unit = add_sums(parts)
+    return lanczos.warm_start(W, x2, _rows(D, members, W), unit)
 
 
-def advance_round(
-    parts: list[tuple[np.ndarray, ...]], lz: LanczosState, D: np.ndarray, members: np.ndarray
-) -> LanczosState:
+def advance_round(parts: list[RoundSums], lz: LanczosState, D: np.ndarray, members: np.ndarray) -> LanczosState:
     """One Lanczos step of a round from the chunks' partial sums."""
-    W, sx, s2 = add_parts(parts)
-    return lanczos.advance(lz, W, sx, s2, _rows(D, members, W))
+    W, (sx, s2), unit = add_sums(parts)
+    return lanczos.advance(lz, W, sx, s2, _rows(D, members, W), unit)
 
 
 def finish_round(lz: LanczosState, D: np.ndarray, members: np.ndarray) -> np.ndarray:
@@ -302,8 +340,8 @@ def merge_dictionary(
         error = np.concatenate([c.error for c in candidates])
         rows = np.concatenate([c.rows for c in candidates])
         order = np.argsort(-error, kind="stable")
-        order = order[np.linalg.norm(rows[order], axis=1) > 0][: dead.size]
-        chosen = rows[order]
+        order = order[rows[order].any(axis=1)][: dead.size]
+        chosen = rows_near_one(rows[order])
         norms = np.linalg.norm(chosen.astype(np.float64), axis=1)
         out[dead[: order.size]] = (chosen / norms[:, None]).astype(out.dtype)
     return frozen(out)
@@ -318,9 +356,10 @@ def prepare(raw: Any, mean: np.ndarray | None, dtype: Any, device: str = "cpu") 
     """Rows as the kernels take them: C-contiguous, of the working dtype, less the mean; `raw` stays as it is."""
     if device == "gpu":
         return _gpu().prepare(raw, mean, dtype)
-    if mean is None:
-        return np.ascontiguousarray(raw, dtype=dtype)
-    return np.ascontiguousarray(np.subtract(raw, mean.astype(dtype, copy=False), dtype=dtype))
+    with np.errstate(over="ignore"):  # what leaves the range of the dtype becomes infinite, and is refused by name
+        if mean is None:
+            return np.ascontiguousarray(raw, dtype=dtype)
+        return np.ascontiguousarray(np.subtract(raw, mean.astype(dtype, copy=False), dtype=dtype))
 
 
 def norms2_of(Y: np.ndarray) -> np.ndarray:

@@ -20,6 +20,7 @@ from dbksvd_dask.gpu.plan import DevicePlan, Sizes
 from dbksvd_dask.kernels.encode import EncodeSpec
 from dbksvd_dask.params import DEVICES, check_choice, check_integer
 from dbksvd_dask.placement import place
+from dbksvd_dask.safe_text import redacted
 from dbksvd_dask.store import atomic, remote
 from dbksvd_dask.store.activations import open_rows
 from dbksvd_dask.store.code_writer import CodesPlan, CodesWriter, UnitWritten, code_chunk_rows
@@ -119,9 +120,9 @@ class EncodeJob:
 
     def _about(self, dictionary: PathLike | Dictionary) -> dict[str, Any]:
         """Provenance kept with the codes."""
-        place = "" if isinstance(dictionary, Dictionary) else remote.normalise(dictionary)
+        place = "" if isinstance(dictionary, Dictionary) else redacted(remote.normalise(dictionary))
         known = {"path": place, "iteration": self.dictionary.iteration, "params": self.dictionary.params}
-        return {"dictionary": known, "store": {"path": self.reader.path}}
+        return {"dictionary": known, "store": {"path": redacted(self.reader.path)}}
 
     # -- init ----------------------------------------
 

@@ -17,7 +17,7 @@ from dask._task_spec import Task
 from dask.callbacks import Callback as DaskCallback
 from dask.delayed import Delayed, delayed
 
-from dbksvd_dask import chunk, plan
+from dbksvd_dask import chunk, plan, running
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.evaluate.reconstruction import reconstruction_moments
 from dbksvd_dask.gpu import device
@@ -25,6 +25,7 @@ from dbksvd_dask.gpu.plan import CPU, Placement
 from dbksvd_dask.kernels import encode
 from dbksvd_dask.kernels.blas import one_blas_thread
 from dbksvd_dask.kernels.encode import AtomWeights, EncodeSpec
+from dbksvd_dask.kernels.scale import largest_norm
 from dbksvd_dask.metrics import Moments, merge_moments
 from dbksvd_dask.store.code_sums import CodeSums
 from dbksvd_dask.store.code_writer import CodesWriter, UnitWritten
@@ -45,13 +46,23 @@ def prepare(
 ) -> np.ndarray:
     """Widen and centre a chunk of samples, on the device they are needed on; refuse NaN and infinity by name."""
     Y = chunk.prepare(raw, mean, dtype, where_to)
-    bad = np.flatnonzero(~np.isfinite(chunk.norms2_of(Y)))
+    bad = np.flatnonzero(~(chunk.norms2_of(Y) <= largest_norm(dtype) ** 2))  # catches NaN too
     if bad.size:
-        raise InputError(
-            f"{where(int(bad[0]))} has NaN or infinity ({bad.size} such row{'s' * (bad.size > 1)} in this "
-            "chunk of the batch); drop those rows, for example with `dbksvd import --nonfinite drop`"
-        )
+        raise InputError(_refused(raw, where, bad, dtype))
     return Y
+
+
+def _refused(raw: np.ndarray, where: Callable[[int], str], bad: np.ndarray, dtype: Any) -> str:
+    """Why some rows of a chunk cannot be encoded."""
+    first = int(bad[0])
+    many = f"({bad.size} such row{'s' * (bad.size > 1)} in this chunk of the batch); drop those rows"
+    if not np.isfinite(raw[first]).all():
+        return f"{where(first)} has NaN or infinity {many}, for example with `dbksvd import --nonfinite drop`"
+    largest = float(np.abs(raw[first]).max())
+    return (
+        f"{where(first)} has a value of magnitude {largest:.2g}, too large for {np.dtype(dtype)}: norms may be "
+        f"{largest_norm(dtype):.2g} at most {many}, or divide all samples by a constant, which changes no atom"
+    )
 
 
 class _Loaded:
@@ -134,15 +145,20 @@ def encode_block(rows: Any, D: np.ndarray, gram: np.ndarray, how: EncodePlan) ->
     raw = rows.load()
     with device.turn(how.place.pursuit):
         Y = prepare(raw, rows.where, how.mean, how.dtype, how.place.device)
-        return chunk.codes_of(Y, D, gram, how.spec, how.weights)
+        return chunk.codes_of(Y, D, gram, how.spec, how.weights, int(rows.rows[0]))
 
 
-def evaluate_block(rows: Any, D: np.ndarray, gram: np.ndarray, how: EncodePlan) -> tuple[Moments, int]:
-    """Load and encode a block of rows: sums over samples and residual, and the number of nonzeros."""
+def evaluate_block(rows: Any, D: np.ndarray, gram: np.ndarray, how: EncodePlan, first: int) -> tuple[Moments, int]:
+    """Load and encode a block of rows: sums over samples and residual, and the number of nonzeros.
+
+    Parameters
+    ----------
+    first : place of the first of these rows among all that are measured
+    """
     raw = rows.load()
     with device.turn(how.place.pursuit):
         Y = prepare(raw, rows.where, how.mean, how.dtype, how.place.device)
-        return chunk.measure(Y, D, gram, how.spec, how.weights)
+        return chunk.measure(Y, D, gram, how.spec, how.weights, first)
 
 
 def dictionary_and_gram(names: Tasks, D: np.ndarray, place: Placement) -> tuple[Any, Any]:
@@ -164,7 +180,9 @@ def build_evaluation(
     own = names.data(np.ascontiguousarray(D), "dictionary")
     near, grams = dictionaries_of(names, own, 0, how.place), grams_of(names, own, D.shape[0], 0, how.place)
     parts = [
-        names.call(evaluate_block, "evaluate", (c,), rows_of(source, rows[a:b]), near[c], grams[c], how, chunk=c)
+        names.call(
+            evaluate_block, "evaluate", (c,), rows_of(source, rows[a:b]), near[c], grams[c], how, a, chunk=c
+        )
         for c, (a, b) in enumerate(spans)
     ]
     return names.finish(names.call(_merge_evaluation, "evaluation", (), parts))
@@ -248,9 +266,9 @@ def _as_array(
 
 # ---------------------------------------------------------------------------------------------- encode job
 
-# Rows that a task of the encode job widens and encodes at a time: enough for full speed, and a task then needs
-# the memory of its stored chunk and little more.
-BLOCK_ROWS = 4096
+# Rows that a task of the encode job widens and encodes at a time: whole tiles, enough for full speed, and a task
+# then needs the memory of its stored chunk and little more.
+BLOCK_ROWS = 9 * plan.TILE_ROWS
 # Tasks of one graph on local threads, where results are a few bytes and only as many chunks as there are
 # threads are in memory; between two graphs the threads wait for the slowest.
 LOCAL_WINDOW = 256
@@ -275,7 +293,7 @@ def encode_unit(
             where = StoreRows(reader, np.arange(start + a, start + b)).where
             Y = prepare(raw[a:b], where, how.mean, how.dtype)
             part = slice(start - first + a, start - first + b)
-            atom[part], exact = chunk.codes_of(Y, D, gram, how.spec, how.weights)
+            atom[part], exact = chunk.codes_of(Y, D, gram, how.spec, how.weights, start + a)
             coefficient[part] = _narrow(exact, goal.coefficient_dtype)
             # the error of what is stored, not of what was computed
             R = chunk.residual_of(Y, atom[part], coefficient[part].astype(how.dtype), D)
@@ -292,6 +310,12 @@ def _narrow(coefficient: np.ndarray, dtype: str) -> np.ndarray:
         raise InputError(
             f"a coefficient of {largest:.4g} does not fit into {dtype} (at most {limit:.4g}); "
             "use coefficient_dtype='float32'"
+        )
+    smallest = float(np.finfo(dtype).smallest_normal)
+    if 0 < largest < smallest:
+        raise InputError(
+            f"the largest coefficient of a block is {largest:.4g}: {dtype} keeps all digits only from "
+            f"{smallest:.2g} on; use coefficient_dtype='float32'"
         )
     return coefficient.astype(dtype)
 
@@ -316,6 +340,7 @@ def run_units(tasks: Iterator[Delayed], on_done: Callable[[UnitWritten], None]) 
     """Run tasks on the current scheduler, a bounded number at a time; `on_done` hears of each."""
     client = current_client()
     if client is not None:
+        running.warn_of_mixed_arithmetic(client)
         _run_on_client(client, tasks, on_done)
         return
 

@@ -3,6 +3,10 @@
 Every message says what was received, what is needed and, where there is one, what to type.
 """
 
+from typing import Any
+
+from dbksvd_dask.safe_text import redacted
+
 REASON_LENGTH = 200  # a library may quote a whole file in its error
 
 
@@ -15,7 +19,10 @@ def brief(error: BaseException) -> str:
 
 
 class DBKSVDError(Exception):
-    """Base class of every error this package raises on purpose."""
+    """Base class of every error this package raises on purpose; credentials of URLs are left out of messages."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*(redacted(a) if isinstance(a, str) else a for a in args))
 
 
 class InputError(DBKSVDError, ValueError):
@@ -48,3 +55,7 @@ class DeviceError(DBKSVDError, RuntimeError):
 
 class ClusterError(DBKSVDError, RuntimeError):
     """The scheduler cannot be reached or was lost, or its workers failed more often than is retried."""
+
+
+class MixedArithmeticWarning(UserWarning):
+    """Workers of one cluster round differently, so the last bits depend on which of them got which task."""

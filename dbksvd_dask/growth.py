@@ -20,6 +20,7 @@ from dbksvd_dask import batch, chunk, encoding, plan
 from dbksvd_dask.encoding import EncodePlan, prepare, rows_of
 from dbksvd_dask.gpu import device
 from dbksvd_dask.kernels.encode import AtomWeights
+from dbksvd_dask.kernels.scale import rows_near_one
 from dbksvd_dask.metrics import Moments, row_norms
 from dbksvd_dask.params import FitParams
 from dbksvd_dask.store.sources import Source
@@ -91,6 +92,7 @@ def grow(source: Source, rows: np.ndarray, D: np.ndarray, how: EncodePlan, size:
     Where there are fewer residuals than new atoms, random directions take the rest.
     """
     (residuals,) = dask.compute(build_draw(source, rows, D, how, size, draw))
+    residuals = rows_near_one(residuals)
     norms = np.linalg.norm(residuals.astype(np.float64), axis=1, keepdims=True)
     atoms = (residuals / norms).astype(D.dtype)
     missing = draw.n_new - atoms.shape[0]

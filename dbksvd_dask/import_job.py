@@ -19,6 +19,7 @@ from dbksvd_dask.importers.selection import Rules, Selection
 from dbksvd_dask.importers.spans import Span, SpanReader
 from dbksvd_dask.importers.values import nonfinite_rows
 from dbksvd_dask.job_tools import Buffers, begin_or_go_on, run_bounded, storing_threads
+from dbksvd_dask.safe_text import redacted
 from dbksvd_dask.store import atomic, remote
 from dbksvd_dask.store.activations import (
     ActivationWriter,
@@ -228,7 +229,7 @@ class ImportJob:
         return aligned
 
     def _provenance(self) -> dict[str, Any]:
-        names = [os.path.basename(m.path) for m in self.rows.members]
+        names = [os.path.basename(_absolute(m.path)) for m in self.rows.members]
         return {
             "command": "import",
             "source": _absolute(self.rows.source),
@@ -451,7 +452,7 @@ def _import(job: ImportJob, lock: Lock, began: float) -> ImportResult:
 
 def _absolute(path: str) -> str:
     """Return one spelling of a path, from whichever folder a command is run."""
-    return path if remote.is_remote(path) else os.path.abspath(path)
+    return redacted(path) if remote.is_remote(path) else os.path.abspath(path)
 
 
 def _status(path: str) -> list[int]:

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from dbksvd_dask import events
 from dbksvd_dask.errors import BusyError, ClusterError, MismatchError, StoreError
-from dbksvd_dask.store.dictionary import Dictionary, latest_checkpoint, readable_checkpoint
+from dbksvd_dask.store.dictionary import (
+    KEEP,
+    Dictionary,
+    checkpoints,
+    latest_checkpoint,
+    readable_checkpoint,
+    remove_old_checkpoints,
+)
+from dbksvd_dask.store.lock import FIT_LOCK, hold
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +39,13 @@ def newest_iteration(run: str) -> int:
     """Iterations done by the newest checkpoint of a run, as its name tells; 0 without one."""
     newest = latest_checkpoint(run)
     return int(Path(newest).stem.rpartition("-")[2]) if newest else 0
+
+
+def tidy(run: str) -> None:
+    """Remove what a fit that was killed at its very end left; a run that is read-only or in use stays as it is."""
+    if os.path.exists(os.path.join(run, FIT_LOCK)) or len(checkpoints(run)) > KEEP:
+        with suppress(StoreError), hold(run, "a fit", inside=True):
+            remove_old_checkpoints(run)
 
 
 def require_same_fit(run: str, stored: Dictionary, params: dict[str, Any], source: str) -> None:
@@ -70,7 +86,7 @@ def telling_what_is_safe(run: str, emit: Callable[[events.Event], None]) -> Iter
         raise
     except (KeyboardInterrupt, ClusterError, StoreError) as error:
         newest = _intact(run)
-        done = int(Path(newest).stem.rpartition("-")[2]) if newest else 0
+        done = int(Path(newest).stem.rpartition("-")[2]) if newest else 0  # which may not be the newest of all
         safe = f"{newest} is intact; go on with resume=True (--resume)" if newest else "there is no checkpoint yet"
         message = f"{' '.join(str(error).split()) or 'interrupted'}; {safe}"
         logger.info("the fit stopped: %s", message)  # whoever catches the error shows it

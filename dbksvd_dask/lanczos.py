@@ -13,15 +13,21 @@ right singular vector g is the best the space holds: ``d_new = sum_i g_i v_i``. 
 start is what spares the pass that plain Lanczos would need for its last diagonal entry.
 
 All functions take their namespace from their arguments: numpy, CuPy or any array-API library.
+
+Sums come in units: those of samples far from one are made of samples times ``2^unit`` (see `kernels.scale`), and
+W, which is squared here, carries one factor ``2^unit`` instead of two.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any, NamedTuple
 
 # A step whose remainder is below this share of what it was taken from is rounding, not direction (float32).
 _BREAKDOWN = 1e-10
+# A vector of a smaller squared norm than this has lost digits to float32, whose products end at 2^-126.
+_UNDERFLOW = 2.0**-80
 
 
 class LanczosState(NamedTuple):
@@ -60,32 +66,66 @@ def _normalised(w: Any, norm2: Any) -> Any:
     return _scaled(w, xp.where(norm2 > 0, 1.0 / xp.sqrt(safe), xp.zeros_like(norm2)))
 
 
-def warm_start(W: Any, x2: Any, old: Any) -> LanczosState:
+def _near_one(w: Any) -> tuple[Any, Any]:
+    """Rows times powers of two, the largest entry of each about one, and those exponents: (n_local,) float64."""
+    xp = namespace(w)
+    largest = xp.astype(xp.max(xp.abs(w), axis=1), xp.float64)
+    exponent = -xp.floor(xp.log2(xp.where(largest > 0, largest, xp.ones_like(largest))))
+    most = -math.log2(xp.finfo(w.dtype).smallest_normal)  # a subnormal row is raised as far as the dtype allows
+    exponent = xp.where(exponent > most, xp.full_like(exponent, most), exponent)
+    return _scaled(w, 2.0**exponent), exponent
+
+
+def _measured(w: Any, used: Any, unit: int) -> tuple[Any, Any, Any]:
+    """Rows whose squares fit into float32, their squared norms, and the factors back to the units of the sums.
+
+    Rows of ordinary samples are given back as they are.
+
+    Parameters
+    ----------
+    w : (n_local, d);  used : (n_local,) bool, atoms that have samples
+
+    Returns
+    -------
+    w : (n_local, d);  norm2 : (n_local,) float64;  factor : (n_local,) float64
+    """
+    xp = namespace(w)
+    if unit == 0:
+        norm2 = row_dots(w, w)
+        lost = used & ((norm2 < _UNDERFLOW) | ~xp.isfinite(norm2))
+        if not bool(xp.any(lost)):
+            return w, norm2, xp.ones_like(norm2)
+    w, exponent = _near_one(w)
+    return w, row_dots(w, w), 2.0 ** (unit - exponent)
+
+
+def warm_start(W: Any, x2: Any, old: Any, unit: int = 0) -> LanczosState:
     """First vector of every atom from the warm start's sums.
 
     Parameters
     ----------
     W : (n_local, d), sums of ``x_i R_i``;  x2 : (n_local,) float64, sums of ``x_i^2``
     old : (n_local, d), the current atoms
+    unit : exponent of the units of the sums
     """
     xp = namespace(W)
-    w = W + _scaled(old, x2)
-    norm2 = row_dots(w, w)
+    w, norm2, factor = _measured(W + _scaled(old, x2 * 2.0**-unit), x2 > 0, unit)
     v = _normalised(w, norm2)
+    norm2 = norm2 * factor * factor
     alpha2 = xp.where(x2 > 0, norm2 / xp.where(x2 > 0, x2, xp.ones_like(x2)), xp.zeros_like(x2))
     return LanczosState((v,), alpha2, (), (), xp.astype(row_dots(old, v), W.dtype))
 
 
-def advance(state: LanczosState, W: Any, sx: Any, s2: Any, old: Any) -> LanczosState:
+def advance(state: LanczosState, W: Any, sx: Any, s2: Any, old: Any, unit: int = 0) -> LanczosState:
     """One further step from the sums of `kernels.update.next_products`.
 
     Parameters
     ----------
     W : (n_local, d), sums of ``s_i R_i``;  sx, s2 : (n_local,) float64, sums of ``s_i x_i`` and ``s_i^2``
+    unit : exponent of the units of the sums
     """
     xp = namespace(W)
-    w = W + _scaled(old, sx)
-    before = row_dots(w, w)
+    w, before, factor = _measured(W + _scaled(old, sx * 2.0**-unit), s2 > 0, unit)
     # Against every earlier vector, twice over the newest: three-term recurrences lose orthogonality in float32.
     for v in (*state.basis, state.basis[-1]):
         w = w - _scaled(v, row_dots(w, v))
@@ -96,7 +136,7 @@ def advance(state: LanczosState, W: Any, sx: Any, s2: Any, old: Any) -> LanczosS
         (*state.basis, v),
         state.alpha2,
         (*state.diagonal, s2),
-        (*state.off, xp.sqrt(norm2)),
+        (*state.off, xp.sqrt(norm2) * factor),
         xp.astype(row_dots(old, v), W.dtype),
     )
 

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from dbksvd_dask.errors import InputError, MemoryPlanError
+from dbksvd_dask.plan import TILE_ROWS, part_rows
 
 # A process with numpy, numba, scikit-learn, Dask and Zarr loaded: 360 MiB measured, 421 MiB when it is the first
 # to run and compiles the kernels.
 BASE_BYTES = 440 << 20
-# Rows per matrix product and columns per tile of the gram, as in kernels.encode; a test compares.
-TILE_ROWS, GRAM_BLOCK = 512, 1024
+# Columns per tile of the gram, as in kernels.encode; a test compares.
+GRAM_BLOCK = 960
 # Dictionaries alive at once besides the new atoms: the state's, the previous one, the one extrapolated from
 # them, the graph's copy, the merged one and the result on its way.
 _DICTIONARIES = 6
@@ -117,7 +118,7 @@ def plan_fit(sizes: FitSizes, workers: int = 1, threads: int = 1) -> MemoryPlan:
     --------
     >>> plan = plan_fit(FitSizes(768, 4096, 32, 65536, 8192, read_itemsize=2), workers=1, threads=2)
     >>> plan.describe()
-    '1.2 GB (base 461.4 MB, states 272.8 MB, working 194.1 MB, gram 120.0 MB, dictionary 110.7 MB, sums 46.7 MB)'
+    '1.2 GB (base 461.4 MB, states 272.8 MB, working 192.9 MB, gram 119.4 MB, dictionary 110.7 MB, sums 46.7 MB)'
     """
     n = min(sizes.chunk_size, sizes.batch_size)
     n_chunks = -(-sizes.batch_size // n)
@@ -129,7 +130,7 @@ def plan_fit(sizes: FitSizes, workers: int = 1, threads: int = 1) -> MemoryPlan:
     renewed = n * (sizes.n_features + sizes.k) * sizes.itemsize + 2 * round_atoms
     working = busy * (_encoding_bytes(sizes, n) + renewed)
     if sizes.validation:
-        part = max(256, -(-sizes.validation // 4))
+        part = part_rows(sizes.validation, sizes.validation)
         measuring = _encoding_bytes(sizes, part) + part * sizes.n_features * sizes.itemsize
         working = max(working, min(threads, 4) * measuring)
     # the parts of every chunk and the pairs that they are added up to, the Lanczos vectors, all new atoms

@@ -359,7 +359,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """Variance explained of the samples by their codes, mean over features."""
         source = self._checked_source(Y)
         rows = np.arange(source.n_samples, dtype=np.int64)
-        size = min(self.chunk_size, max(256, -(-source.n_samples // 4)))
+        size = plan.part_rows(source.n_samples, self.chunk_size)
         graph = encoding.build_evaluation(source, rows, self.components_, self._encode_plan(), size)
         ((moments, _),) = dask.compute(graph)
         return variance_explained(moments).value
@@ -480,7 +480,7 @@ def _placement(device: str, D: np.ndarray, chunk_size: int, k: int, encoder: str
 def _encode_source(source: Source, D: np.ndarray, how: encoding.EncodePlan) -> xr.Dataset:
     attributes = {"n_atoms": int(D.shape[0]), "k": how.spec.k, "encoder": how.spec.encoder}
     if isinstance(source, ArraySource):
-        size = min(source.chunk_size, max(256, -(-source.n_samples // 4)))
+        size = plan.part_rows(source.n_samples, source.chunk_size)
         atom, coefficient = encoding.encode_now(source, D, how, size)
         return make_codes(atom, coefficient, attributes)
     return make_codes(*encoding.encode_lazily(source, D, how, source.block_rows), attributes)

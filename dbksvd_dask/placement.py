@@ -7,7 +7,7 @@ on GPUs or none does. `auto` asks every worker that is there; an explicit `gpu` 
 from __future__ import annotations
 
 import logging
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import dask
 from dask.system import CPU_COUNT
@@ -42,8 +42,15 @@ def workers() -> list[Worker]:
         threads = dask.config.get("num_workers", None) or CPU_COUNT
         return [Worker("", *look(), int(threads))]
     n_threads = client.nthreads()
-    answers: dict[str, tuple[str, int]] = client.run(look)
-    return [Worker(name, *answers[name], n_threads.get(name, 1)) for name in sorted(answers)]
+    # a worker that dies while it is asked, as with too little memory, must not end the fit: its tasks go elsewhere
+    answers: dict[str, Any] = client.run(look, on_error="return")
+    return [Worker(name, *_answer(answers[name]), n_threads.get(name, 1)) for name in sorted(answers)]
+
+
+def _answer(given: Any) -> tuple[str, int]:
+    """What a worker said of its device, or why it could not."""
+    missing, budget = given if isinstance(given, tuple) else (f"there is no answer ({given})", 0)
+    return str(missing), int(budget)
 
 
 def choose(device: str) -> list[Worker]:

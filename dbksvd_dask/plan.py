@@ -225,7 +225,85 @@ def threshold_fall(first: tuple[float, float], second: tuple[float, float]) -> f
     return min(FALLS[1], max(FALLS[0], -math.log(fewer / nonzeros) / math.log(u / t)))
 
 
+# ---------------------------------------------------------------------------------------------- tiles
+
+# BLAS rounds a row of a matrix product differently depending on where in the product it lies: OpenBLAS' Haswell
+# sgemm tells positions 0-5 from 6-11 modulo 12. So a row always lies at its own index modulo GRID_ROWS, a multiple
+# of the unrolling of every kernel, and the rows around it do not matter.
+GRID_ROWS = 48
+# Rows per matrix product. BLAS reaches full speed at about 256 rows; 480 rows of 4096 atoms take 8 MB.
+TILE_ROWS = 480
+# Up to this many multiplications BLAS may pick a kernel by the size of the product (OpenBLAS: up to 10^6).
+SMALL_PRODUCT = 4_000_000
+
+
+class Tile(NamedTuple):
+    """One matrix product: rows [start, stop) lie in it from row `place` on; the rest of its `height` is zero."""
+
+    start: int
+    stop: int
+    place: int
+    height: int
+
+
+def grid_tiles(n_rows: int, first: int, n_products: int) -> list[Tile]:
+    """Cut rows into matrix products that round every row the same way, wherever the rows are cut.
+
+    Parameters
+    ----------
+    n_rows : rows at hand
+    first : index in their source of the first of them
+    n_products : multiplications per row, n_atoms * n_features; a small product is always of full height
+
+    >>> grid_tiles(500, 50, 10**6)
+    [Tile(start=0, stop=478, place=2, height=480), Tile(start=478, stop=500, place=0, height=48)]
+    >>> grid_tiles(1, 7, 100)
+    [Tile(start=0, stop=1, place=7, height=480)]
+    """
+    lead = first % GRID_ROWS
+    small = n_products * GRID_ROWS <= SMALL_PRODUCT
+    tiles = []
+    for a in range(0, lead + n_rows, TILE_ROWS):
+        start, stop = max(a - lead, 0), min(a + TILE_ROWS - lead, n_rows)
+        height = TILE_ROWS if small else -(-(stop + lead - a) // GRID_ROWS) * GRID_ROWS
+        tiles.append(Tile(start, stop, start + lead - a, height))
+    return tiles
+
+
+def part_rows(n_rows: int, at_most: int) -> int:
+    """Rows per task when rows are only encoded: at least four tasks, so that a few thousand rows use every core.
+
+    A multiple of GRID_ROWS where that is allowed, so that only the last task pads a product.
+
+    >>> part_rows(5000, 8192), part_rows(100, 8192), part_rows(10**6, 8192)
+    (1296, 288, 8160)
+    >>> part_rows(5000, 20)
+    20
+    """
+    wanted = min(at_most, -(-max(256, -(-n_rows // 4)) // GRID_ROWS) * GRID_ROWS)
+    return max(wanted // GRID_ROWS * GRID_ROWS, min(at_most, GRID_ROWS))
+
+
 # ---------------------------------------------------------------------------------------------- rows
+
+# Blocks of rows that are read together: at least this many make up a batch, so that a batch mixes many places ...
+BLOCKS_PER_BATCH = 64
+# ... but a block is no longer than this, 1.5 MB of 768 features in float16: whole reads from a disk or an object
+# store, and at most this many blocks in all, so that their order is planned in megabytes.
+BLOCK_ROWS, MOST_BLOCKS = 1024, 1 << 20
+# Blocks from whose ends the rows for validation are taken.
+VALIDATION_BLOCKS = 64
+
+
+def block_rows(n_samples: int, batch_size: int) -> int:
+    """Rows that a fit reads together: a grid of its own, whatever the chunks in which the rows are stored.
+
+    >>> block_rows(10**6, 65536), block_rows(20_011, 65536), block_rows(2000, 100), block_rows(8 << 30, 65536)
+    (1024, 312, 1, 8192)
+    """
+    longest = max(BLOCK_ROWS, n_samples // MOST_BLOCKS)
+    wanted = max(1, min(n_samples, batch_size) // BLOCKS_PER_BATCH)
+    return longest if wanted >= BLOCK_ROWS else wanted
 
 
 # A batch that has doubled every other iteration has all its rows by then, however many those are.
@@ -239,7 +317,7 @@ class RowStream:
     Parameters
     ----------
     n_samples : rows of the data
-    block_rows : rows that are always read together (1 for data in memory: rows are then shuffled one by one)
+    block_rows : rows that are always read together; see `block_rows`
     batch_size : rows per outer batch; never more than there are training rows
     n_validation : rows set aside
     first_rows : rows of the first batch; batches double every other iteration until they have all their rows
@@ -288,7 +366,7 @@ class RowStream:
         return -(-self.n_samples // self.block_rows)
 
     def validation_rows(self) -> np.ndarray:
-        """Rows set aside, ascending: the tails of up to 16 blocks (of single rows: any rows)."""
+        """Rows set aside, ascending: the ends of up to VALIDATION_BLOCKS blocks (of single rows: any rows)."""
         return _validation_rows(self)
 
     def batch(self, iteration: int) -> np.ndarray:
@@ -311,8 +389,8 @@ def _validation_rows(stream: RowStream) -> np.ndarray:
     if stream.n_validation == 0:
         return np.empty(0, np.int64)
     order = generator(stream.seed, _VALIDATION).permutation(stream.n_blocks)
-    # at most half of a block, so that every block still trains; as few blocks as that allows, at least 16
-    per_block = max(1, min(-(-stream.n_validation // 16), stream.block_rows // 2))
+    # at most half of a block, so that every block still trains; as few blocks as that allows
+    per_block = max(1, min(-(-stream.n_validation // VALIDATION_BLOCKS), stream.block_rows // 2))
     picked: list[np.ndarray] = []
     left = stream.n_validation
     passes = 0
@@ -381,15 +459,15 @@ def warm_up_rows(n_atoms: int) -> int:
 
 
 def plan_stream(
-    n_samples: int, block_rows: int, batch_size: int, validation: int, seed: int, first_rows: int | None = None
+    n_samples: int, batch_size: int, validation: int, seed: int, first_rows: int | None = None
 ) -> RowStream:
     """Stream of a fit; `validation` is cut to a tenth of the rows, so that small data can still train.
 
-    >>> plan_stream(1000, 1, 65536, 8192, 0).n_validation
+    >>> plan_stream(1000, 65536, 8192, 0).n_validation
     100
     """
     held = min(validation, n_samples // 10)
-    return RowStream(n_samples, block_rows, batch_size, held, seed, first_rows)
+    return RowStream(n_samples, block_rows(n_samples, batch_size), batch_size, held, seed, first_rows)
 
 
 def runs(rows: np.ndarray) -> list[tuple[int, int]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -34,9 +35,14 @@ class ReadAhead:
     """What one process has read ahead, and whether it is worth it.
 
     Only chunks of the batch that comes next are held: when a batch begins, what was read for others is let go.
+
+    Parameters
+    ----------
+    clock : gives the time in seconds, in whichever thread asks
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
         self._held: dict[tuple[Tag, bytes], Future[tuple[np.ndarray, float]]] = {}
@@ -57,25 +63,29 @@ class ReadAhead:
             self._threads.add(threading.get_ident())
             if self.worth and following is not None:
                 coming = Tag(tag.fit, tag.iteration + 1)
-                self._held[self._key(coming, following)] = self._executor().submit(_read, following)
+                self._held[self._key(coming, following)] = self._executor().submit(self._read, following)
         return raw
 
     def _begin(self, tag: Tag) -> None:
         """Start counting for another batch; judge by the one before."""
-        now = time.monotonic()
+        now = self._clock()
         if self._now is not None and self._now.fit == tag.fit and self._threads:
             self.worth = self._reading > WORTH * (now - self._began) * len(self._threads)
         self._now, self._began, self._reading, self._threads = tag, now, 0.0, set()
         self._held = {key: future for key, future in self._held.items() if key[0] == tag}
 
-    @staticmethod
-    def _take(future: Future[tuple[np.ndarray, float]] | None, rows: StoreRows) -> tuple[np.ndarray, float]:
+    def _take(self, future: Future[tuple[np.ndarray, float]] | None, rows: StoreRows) -> tuple[np.ndarray, float]:
         if future is not None:
             try:
                 return future.result()
             except Exception:  # whatever it was, it is told where it belongs: by the task that needs the rows
-                return _read(rows)
-        return _read(rows)
+                return self._read(rows)
+        return self._read(rows)
+
+    def _read(self, rows: StoreRows) -> tuple[np.ndarray, float]:
+        began = self._clock()
+        raw = rows.load()
+        return raw, self._clock() - began
 
     def _executor(self) -> ThreadPoolExecutor:
         if self._pool is None:
@@ -90,12 +100,6 @@ class ReadAhead:
     def n_held(self) -> int:
         """Chunks read ahead, or being read."""
         return len(self._held)
-
-
-def _read(rows: StoreRows) -> tuple[np.ndarray, float]:
-    began = time.monotonic()
-    raw = rows.load()
-    return raw, time.monotonic() - began
 
 
 PROCESS = ReadAhead()

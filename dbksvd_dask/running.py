@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 import time
+import warnings
+import weakref
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from typing import Any, TypeVar
@@ -13,7 +15,9 @@ import dask
 from dask.callbacks import Callback as DaskCallback
 from dask.delayed import Delayed
 
-from dbksvd_dask.errors import ClusterError, DBKSVDError, StoreError
+from dbksvd_dask.errors import ClusterError, DBKSVDError, MixedArithmeticWarning, StoreError
+from dbksvd_dask.kernels.blas import arithmetic
+from dbksvd_dask.safe_text import printable, redacted
 from dbksvd_dask.tasks import current_client
 
 logger = logging.getLogger(__name__)
@@ -55,6 +59,7 @@ def compute(graph: Delayed, prefix: str = "", on_task: Callable[[], None] | None
 
 def _on_client(client: Any, graph: Delayed, prefix: str, on_task: Callable[[], None] | None) -> Any:
     """Submit a graph; hear of its tasks by holding futures of them, which costs the cluster nothing."""
+    warn_of_mixed_arithmetic(client)
     keys = [] if on_task is None else [k for k in graph.__dask_graph__() if str(k).startswith(prefix)]
     layer = graph.__dask_layers__()[0]
     futures = client.compute([graph, *(Delayed(key, graph.dask, layer=layer) for key in keys)])
@@ -64,6 +69,54 @@ def _on_client(client: Any, graph: Delayed, prefix: str, on_task: Callable[[], N
         # an exception keeps this frame, and with it the futures: what is left must not go on running
         for future in futures:
             future.release()
+
+
+# How the workers of each client round, by their addresses.
+_ARITHMETIC: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
+
+
+def warn_of_mixed_arithmetic(client: Any) -> None:
+    """Warn once, by name, when workers of a cluster round differently; only workers not seen before are asked."""
+    known = _ARITHMETIC.setdefault(client, {})
+    new = [worker for worker in client.nthreads() if worker not in known]
+    if not new:
+        return
+    _require_same_package(client, new)
+    before = set(known.values())
+    known.update(client.run(arithmetic, workers=new, on_error="ignore"))
+    if len(set(known.values())) > max(1, len(before)):
+        kinds: dict[str, list[str]] = {}
+        for worker, kind in known.items():
+            kinds.setdefault(kind, []).append(worker)
+        listed = "; ".join(f"{kind} on {', '.join(workers[:3])}" for kind, workers in kinds.items())
+        warnings.warn(
+            f"the workers of this cluster round differently ({listed}), so the last bits of the result depend on "
+            "which worker computes what; use workers of one kind, or set OPENBLAS_CORETYPE and NUMBA_CPU_NAME to "
+            "the same values on all of them",
+            MixedArithmeticWarning,
+            stacklevel=2,
+        )
+
+
+def _require_same_package(client: Any, workers: list[str]) -> None:
+    """Refuse workers that would run other code than this process, or cannot import it."""
+
+    def version() -> str:  # inside: it travels as code, so that any version can be asked
+        import dbksvd_dask
+
+        return dbksvd_dask.__version__
+
+    own = version()
+    for worker, found in sorted(client.run(version, workers=workers, on_error="return").items()):
+        if isinstance(found, ImportError):
+            raise ClusterError(
+                f"the worker at {worker} cannot import dbksvd-dask ({found}); install it there, for example with "
+                f"`pip install dbksvd-dask=={own}`"
+            )
+        if isinstance(found, str) and found != own:
+            raise ClusterError(
+                f"the worker at {worker} has dbksvd-dask {found}, this process {own}; install one version on both"
+            )
 
 
 def _wait(client: Any, result: Any, watched: list[Any], on_task: Callable[[], None] | None) -> Any:
@@ -83,16 +136,27 @@ def _wait(client: Any, result: Any, watched: list[Any], on_task: Callable[[], No
 
 
 def _check_workers(client: Any, seen: float) -> float:
-    """Time at which workers were last seen; gives up when that is too long ago."""
-    if client.nthreads():
+    """Time at which workers that take tasks were last seen; gives up when that is too long ago.
+
+    A worker that uses 80 % of its memory limit is paused: it stays, takes no task, and with a limit below what it
+    needs to start it never will.
+    """
+    workers = client.scheduler_info()["workers"].values()  # some versions of Dask tell of the first few only
+    if len(client.nthreads()) > len(workers) or any(worker.get("status") != "paused" for worker in workers):
         return time.monotonic()
     gone = time.monotonic() - seen
+    if gone > NO_WORKERS_SECONDS and workers:
+        raise ClusterError(
+            f"all workers of the scheduler at {address(client)} have been paused for {gone:.0f} s, as they use "
+            "most of their memory limit; start them with a higher one (`dask worker --memory-limit`)"
+        )
     if gone > NO_WORKERS_SECONDS:
         raise ClusterError(
             f"the scheduler at {address(client)} has had no worker for {gone:.0f} s; start workers "
             f"(`dask worker {address(client)}`)"
         )
-    logger.warning("the scheduler has no workers; waiting for some since %.0f s", gone)
+    what = "only paused workers" if workers else "no workers"
+    logger.warning("the scheduler has %s; waiting for some since %.0f s", what, gone)
     return seen
 
 
@@ -153,7 +217,9 @@ def passing_reason(error: BaseException) -> str | None:
     passing = (CancelledError, ConnectionError, TimeoutError, *lost)
     # a remote store that did not answer is a `StoreError` from such an error; other errors of ours stay
     cause = error.__cause__ if isinstance(error, StoreError) else None if isinstance(error, DBKSVDError) else error
-    return " ".join(f"{type(error).__name__}: {error}".split()) if isinstance(cause, passing) else None
+    if not isinstance(cause, passing):
+        return None
+    return printable(redacted(" ".join(f"{type(error).__name__}: {error}".split())))
 
 
 def _raise_killed(error: BaseException) -> None:

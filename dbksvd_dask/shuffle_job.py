@@ -17,6 +17,7 @@ from dbksvd_dask.errors import InputError, MismatchError, StoreError
 from dbksvd_dask.events import Callback, JobProgress, emit
 from dbksvd_dask.job_tools import Buffers, begin_or_go_on, run_bounded, storing_threads
 from dbksvd_dask.mixing import BatchMeans, MixingSample, batch_rows, choose_columns
+from dbksvd_dask.safe_text import redacted
 from dbksvd_dask.shuffle_files import read_at, scratch_folder, write_permuted
 from dbksvd_dask.shuffle_pick import ChunkPicker, may_pick
 from dbksvd_dask.shuffle_plan import plan_shuffle
@@ -222,7 +223,7 @@ class ShuffleJob:
         node = remote.open_zarr(self.reader.path)
         return {
             "command": "shuffle",
-            "source": self.reader.path,
+            "source": redacted(self.reader.path),
             "source_fingerprint": self.reader.fingerprint,
             "source_provenance": dict(node.attrs).get("provenance", {}),
             "seed": self.plan.seed,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,8 @@ from dbksvd_dask import batch, encoding, events, growth, keeping, memory, plan, 
 from dbksvd_dask.errors import InputError, StoreError
 from dbksvd_dask.gpu.plan import DevicePlan, Sizes
 from dbksvd_dask.kernels.encode import AtomWeights
-from dbksvd_dask.metrics import mean_relative_error, variance_explained
+from dbksvd_dask.kernels.scale import rows_near_one, smallest_norm
+from dbksvd_dask.metrics import Moments, mean_relative_error, variance_explained
 from dbksvd_dask.params import FitParams
 from dbksvd_dask.placement import place
 from dbksvd_dask.specs import encode_spec, prior, training_groups, training_spec
@@ -92,8 +94,7 @@ class Trainer:
         self.dtype = working_dtype(source.dtype)
         self._init = init
         held = 0 if validation is not None else params.validation
-        rows = (source.n_samples, source.block_rows, params.batch_size)
-        self.stream = plan.plan_stream(*rows, held, params.seed, params.first_rows)
+        self.stream = plan.plan_stream(source.n_samples, params.batch_size, held, params.seed, params.first_rows)
         if 0 < self.stream.n_validation < held:
             logger.info("validation cut from %d to %d rows, a tenth of the data", held, self.stream.n_validation)
         self.validation: Source | None = validation if validation is not None else source
@@ -154,6 +155,7 @@ class Trainer:
         reach = max(n_atoms, self.stream.rows_per_batch)
         rows = np.sort(self.stream.rows(0, reach)[plan.initial_rows(reach, n_atoms)])
         atoms = self._compute(lambda: encoding.build_rows(self.source, rows, mean, self.dtype))
+        atoms = rows_near_one(atoms)
         norms = np.linalg.norm(atoms, axis=1, keepdims=True)
         return np.where(norms > 0, atoms / np.where(norms > 0, norms, 1), fallback).astype(self.dtype)
 
@@ -199,7 +201,9 @@ class Trainer:
             self._emit(events.BatchStarted(state.iteration, batch.count_tasks(graph)))
             return batch.run_batch(graph, self._round_counter(spec, state.iteration))
 
-        return self._after(state, self._attempt(run, state.iteration), now)
+        result = self._attempt(run, state.iteration)
+        _check_scale(result.before, self.dtype)
+        return self._after(state, result, now)
 
     def _after(self, state: FitState, result: batch.BatchResult, now: plan.GrowthStep | None) -> FitState:
         """State after a batch: what it gave, what it taught about mean and threshold, and its record."""
@@ -315,7 +319,7 @@ class Trainer:
         if self.validation is None or self._validation_rows.size == 0:
             return {}
         how, D = self._encode_plan(state), state.dictionary
-        size = _part_size(self._validation_rows.size)
+        size = plan.part_rows(self._validation_rows.size, self._validation_rows.size)
         if how.place.device == "gpu":
             size = min(size, self._place.chunk_size)
         source, rows = self.validation, self._validation_rows
@@ -425,6 +429,7 @@ class Trainer:
         if resume and keeping.newest_iteration(checkpoint) >= self.params.n_iter:
             state = self.resume(checkpoint)
             if state.iteration >= self.params.n_iter:  # nothing to write: such a folder may be read-only
+                keeping.tidy(checkpoint)
                 return self.run(state)
         with ExitStack() as stack:
             with keeping.telling_what_is_safe(checkpoint, self._emit):
@@ -467,11 +472,6 @@ def as_dictionary(state: FitState, params: FitParams, source: str = "") -> Dicti
         extra={name: value for name in _THRESHOLDS if (value := getattr(state, name))},
         weights=state.weights,
     )
-
-
-def _part_size(n_rows: int) -> int:
-    """Rows per task of an evaluation: at least four tasks, so that a few thousand rows still use every core."""
-    return max(256, -(-n_rows // 4))
 
 
 def _record(result: batch.BatchResult, n_rows: int) -> dict[str, float]:
@@ -520,6 +520,16 @@ def _check_finite(source: ArraySource, chunk_size: int, dtype: Any) -> None:
             )
 
 
+def _check_scale(batch: Moments, dtype: np.dtype) -> None:
+    """Refuse samples so small that their entries have lost digits; all zeros are no smaller than others."""
+    size = math.sqrt(float(batch.y_square_sum.sum()) / max(batch.n_samples, 1))
+    if 0 < size < smallest_norm(dtype):
+        raise InputError(
+            f"the samples have norms of about {size:.2g}, too small for {dtype}, which needs "
+            f"{smallest_norm(dtype):.2g} or more; multiply them by a constant, which changes no atom"
+        )
+
+
 def extrapolated(D: np.ndarray, previous: np.ndarray | None, momentum: float) -> np.ndarray:
     """Dictionary a little further along its last change, rows of unit norm: (n_atoms, n_features).
 
@@ -534,7 +544,11 @@ def extrapolated(D: np.ndarray, previous: np.ndarray | None, momentum: float) ->
 
 
 def unit_rows(atoms: Any, shape: tuple[int, int], dtype: Any) -> np.ndarray:
-    """Check a given dictionary and normalise its rows: (n_atoms, n_features)."""
+    """Check a given dictionary and normalise its rows: (n_atoms, n_features).
+
+    Rows that are unit vectors to working precision stay as they are, to the bit: a dictionary that a fit returned
+    encodes as the fit itself does.
+    """
     atoms = np.asarray(atoms)
     if atoms.shape != shape:
         raise InputError(
@@ -543,11 +557,13 @@ def unit_rows(atoms: Any, shape: tuple[int, int], dtype: Any) -> np.ndarray:
         )
     if atoms.dtype.kind != "f" or not np.isfinite(atoms).all():
         raise InputError(f"init must hold finite floating-point values; it has dtype {atoms.dtype}")
+    atoms = rows_near_one(atoms)
     norms = np.linalg.norm(atoms.astype(np.float64), axis=1, keepdims=True)
     if (norms == 0).any():
         row = int(np.flatnonzero(norms == 0)[0])
         raise InputError(f"init row {row} is zero; every atom needs a direction")
-    return (atoms / norms).astype(dtype)
+    unit = np.abs(norms - 1) <= 8 * np.finfo(atoms.dtype).eps
+    return np.where(unit, atoms, atoms / norms).astype(dtype)
 
 
 def iterate(trainer: Trainer, state: FitState) -> Iterator[FitState]:

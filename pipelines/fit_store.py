@@ -4,7 +4,7 @@ On the cores of this machine:
 
     python -m pipelines.fit_store store.zarr run --n-atoms 4096 --k 32
 
-On a cluster (docs/clusters-recipes.md says how to start one), waiting until 32 workers have come:
+On a cluster (docs/cluster.md says how to start one), waiting until 32 workers have come:
 
     python -m pipelines.fit_store s3://bucket/store.zarr run --n-atoms 16384 --k 64 \
         --scheduler tcp://head:8786 --wait-for 32 --log run.jsonl

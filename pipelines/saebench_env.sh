@@ -14,6 +14,6 @@ pip="$folder/bin/python -m pip install --quiet"
 $pip 'torch==2.13.0'
 $pip -c "$limits" 'sae-bench>=0.6,<0.7'
 "$folder/bin/python" -m pip uninstall --quiet --yes torchvision
-$pip -c "$limits" numba dask distributed zarr xarray fsspec threadpoolctl click rich safetensors pytest
+$pip -c "$limits" numba dask distributed zarr xarray fsspec threadpoolctl click rich safetensors pytest hypothesis
 $pip --no-deps -e "$here"
 "$folder/bin/python" -c 'import numpy, torch; print("numpy", numpy.__version__, "torch", torch.__version__)'

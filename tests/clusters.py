@@ -14,7 +14,7 @@ import dask
 import numpy as np
 
 from dbksvd_dask import DBKSVD, events
-from tests.jobs import ROOT, made_up, write_store
+from tests.jobs import PATIENCE, ROOT, made_up, write_store
 
 N_ITER = 3
 N_ROUNDS = 3
@@ -121,7 +121,7 @@ def remove_gate():
         chunk.refresh_chunk = chunk.ungated_refresh
 
 
-def await_file(folder, pattern, seconds=60.0):
+def await_file(folder, pattern, seconds=PATIENCE):
     """Wait until a file is there; its path."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -132,7 +132,7 @@ def await_file(folder, pattern, seconds=60.0):
     raise TimeoutError(f"no {pattern} in {folder} after {seconds} s")
 
 
-def await_true(condition, seconds=60.0):
+def await_true(condition, seconds=PATIENCE):
     """Wait until something holds."""
     end = time.monotonic() + seconds
     while not condition():
@@ -141,12 +141,17 @@ def await_true(condition, seconds=60.0):
         time.sleep(0.05)
 
 
+def state(pid):
+    """State of a process as Linux calls it: "R", "S", "T" for stopped, "Z" for a zombie; None if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return None
+
+
 def is_alive(pid):
     """Whether a process runs (a zombie does not)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+    return state(pid) not in (None, "Z")
 
 
 def peak():
@@ -170,7 +175,7 @@ store, run, folder, iteration, round_ = sys.argv[1:6]
 def hold(event):
     if isinstance(event, events.RoundFinished) and (event.iteration, event.round) == (int(iteration), int(round_)):
         Path(folder, "mid-batch").touch()
-        time.sleep(600)
+        time.sleep(3600)  # until it is killed
 
 if __name__ == "__main__":
     with dask.config.set(scheduler="threads", num_workers=2):
@@ -184,10 +189,12 @@ def start_driver(store, run, folder, iteration, round_, code=DRIVER):
     args = [sys.executable, "-c", code, str(store), str(run), str(folder), str(iteration), str(round_)]
     process = subprocess.Popen(args, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
-        await_file(folder, "mid-batch", 120)
-    except TimeoutError:
+        await_true(lambda: Path(folder, "mid-batch").exists() or process.poll() is not None)
+        assert process.poll() is None, process.stderr.read()
+    except BaseException:
         process.kill()
-        raise AssertionError(process.communicate()[1]) from None
+        process.communicate()
+        raise
     return process
 
 

@@ -2,8 +2,37 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
+
+# Examples may take their time: how long they take depends on the machine.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
+
+# Whoever uses one of these fixtures is marked by it.
+MARKS = {"s3": "network", "stub": "network", "driver": "browser", "bert": "interop"}
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        for name in MARKS.keys() & set(getattr(item, "fixturenames", ())):
+            item.add_marker(MARKS[name])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def whatever_the_machine_does():
+    """A busy machine or disk changes nothing.
+
+    Files are not forced to the disk: that takes most of the time of a small test, and the machine stays up.
+    Commands do not tell every ten seconds how far they are; tests of that ask for it.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda fd: None)
+        patch.setattr("dbksvd_dask.cli.watch.LINE_EVERY", float("inf"))
+        yield
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from dbksvd_dask import encoding
 from dbksvd_dask.encode_job import encode_store
-from dbksvd_dask.store import atomic, code_writer
+from dbksvd_dask.store import code_writer
 from tests import jobs
 
 N, D, M, K = 700, 16, 32, 3
@@ -16,8 +16,6 @@ CHUNK = 64  # 11 units, the last one short
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
     monkeypatch.setattr(code_writer, "MIN_CHUNK_ROWS", CHUNK)
-    # a hundred small files in each test; those of the processes that are killed are forced to the disk
-    monkeypatch.setattr(atomic, "fsync_path", lambda path: None)
 
 
 @pytest.fixture

@@ -16,6 +16,9 @@ from dbksvd_dask.store.dictionary import Dictionary, save_dictionary
 
 ROOT = Path(__file__).resolve().parents[1]
 
+# Seconds after which a test that waits gives up: a net under what hangs, never a verdict on what is slow.
+PATIENCE = 900
+
 
 def made_up(n_samples, n_features, seed=0):
     """Sparse sums of 40 directions, a little noise, some zero rows: float32 (n_samples, n_features)."""

@@ -1,4 +1,4 @@
-"""Small stores, the content of folders, and a disk that is not waited for."""
+"""Small stores and the content of folders."""
 
 from __future__ import annotations
 
@@ -6,16 +6,8 @@ import hashlib
 import os
 
 import numpy as np
-import pytest
 
-from dbksvd_dask.store import atomic
 from dbksvd_dask.store.activations import create_activations
-
-
-@pytest.fixture(autouse=True)
-def skip_fsync(monkeypatch):
-    """Forcing files to a busy disk takes most of the time of a small test, and shows nothing here."""
-    monkeypatch.setattr(atomic, "fsync_path", lambda path: None)
 
 
 def tree(folder):

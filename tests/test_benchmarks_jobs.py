@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from benchmarks import jobs
 
 
+@pytest.mark.slow
 def test_jobs_are_measured_against_a_copy(tmp_path, capsys):
     jobs.main(["--size", "tiny", "--only", "import,shuffle", "--json", "--folder", str(tmp_path)])
     result = json.loads(capsys.readouterr().out)

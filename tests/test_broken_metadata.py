@@ -17,9 +17,7 @@ from dbksvd_dask.store import remote
 from dbksvd_dask.store.activations import open_activations, open_rows
 from tests import jobs
 from tests.cli_helpers import fails, run
-from tests.store_helpers import make_store, skip_fsync
-
-__all__ = ["skip_fsync"]
+from tests.store_helpers import make_store
 
 REGULAR = "regular"
 CHANGES = {

@@ -208,7 +208,7 @@ def test_an_error_nobody_foresaw_is_one_line_too(tmp_path, store, monkeypatch):
     def broken(*args, **kwargs):
         raise RuntimeError("the scheduler\nhas another environment")
 
-    monkeypatch.setattr(DBKSVD, "fit", broken)
+    monkeypatch.setattr(DBKSVD, "_fit", broken)
     code, out, err = jobs.command("fit", store, tmp_path / "run", *SMALL)
     assert (code, out) == (1, "")
     assert err == (

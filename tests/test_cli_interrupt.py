@@ -4,15 +4,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
 
 from dbksvd_dask.cli import main
 from dbksvd_dask.store.dictionary import latest_checkpoint, open_dictionary
+from tests import clusters
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_the_checkpoint_and_says_where_it_is(tmp_path):
     np.save(tmp_path / "y.npy", np.random.default_rng(0).standard_normal((4000, 32)).astype("f4"))
     # a shell's background job hands "ignore Ctrl-C" down to its children
@@ -27,13 +28,9 @@ def test_ctrl_c_leaves_the_checkpoint_and_says_where_it_is(tmp_path):
         text=True,
     )
     try:
-        deadline = time.monotonic() + 120
-        while latest_checkpoint(folder) is None:
-            assert run.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        clusters.await_true(lambda: latest_checkpoint(folder) is not None or run.poll() is not None)
         os.kill(run.pid, signal.SIGINT)
-        _, errors = run.communicate(timeout=120)
+        _, errors = run.communicate(timeout=clusters.PATIENCE)
     finally:
         run.kill()
     assert run.returncode == 130, errors

@@ -101,8 +101,32 @@ def test_killed_worker_mid_batch_gives_the_same_bits(client, store, expected, tm
     assert len(killed) == 1
     assert disturb.finished_after() == [1, 2]
     clusters.same(found, expected)
-    client.wait_for_workers(2, timeout=60)
+    client.wait_for_workers(2, timeout=clusters.PATIENCE)
     assert len(before - set(client.nthreads())) == 1, "one of the workers is another one now"
+
+
+@pytest.mark.parametrize("then", [signal.SIGCONT, signal.SIGKILL])
+def test_a_worker_stopped_mid_batch_gives_the_same_bits(client, store, expected, tmp_path, then):
+    """Stopped with SIGSTOP inside a task, holding states that later rounds need; then let go on, or killed."""
+    client.wait_for_workers(2, timeout=60)
+    client.run(clusters.install_gate, str(tmp_path), 1)
+    states = []
+
+    def stop_worker():
+        pid = int(clusters.await_file(tmp_path, "inside-*").name.removeprefix("inside-"))
+        os.kill(pid, signal.SIGSTOP)
+        clusters.await_true(lambda: clusters.state(pid) == "T")
+        (tmp_path / "open").touch()  # it does not see that: it stands still
+        states.append(clusters.state(pid))
+        os.kill(pid, then)
+
+    disturb = clusters.Disturb(1, 1, stop_worker, prepare=(tmp_path / "armed").touch)
+    found = clusters.fit(store, [disturb])
+    client.run(clusters.remove_gate)
+    disturb.check_was_mid_batch()
+    assert states == ["T"]
+    assert disturb.finished_after() == [1, 2]
+    clusters.same(found, expected)
 
 
 def test_workers_joining_and_leaving_give_the_same_bits(store, expected):
@@ -110,7 +134,7 @@ def test_workers_joining_and_leaving_give_the_same_bits(store, expected):
 
         def join():
             client.cluster.scale(3)
-            client.wait_for_workers(3, timeout=60)
+            client.wait_for_workers(3, timeout=clusters.PATIENCE)
 
         def leave():
             client.cluster.scale(2)

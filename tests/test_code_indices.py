@@ -24,9 +24,6 @@ from dbksvd_dask.report import write_report
 from dbksvd_dask.store.codes import STATISTIC_DIMS, open_statistics, statistics_checksums, verify_codes
 from tests import jobs
 from tests.cli_helpers import fails
-from tests.store_helpers import skip_fsync
-
-__all__ = ["skip_fsync"]
 
 M, K, N, ROW = 16, 2, 60, 41
 OUTSIDE = (16, 40, 10**9, -2)

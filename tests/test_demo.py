@@ -15,6 +15,8 @@ from dbksvd_dask.store.activations import open_activations
 from dbksvd_dask.store.codes import open_codes
 from tests import jobs
 
+pytestmark = pytest.mark.slow  # one run of the demo, which most tests look at
+
 TINY = demo.DemoSettings(patch=8, stride=(2, 3), n_atoms=48, k=4, batch_size=1024, n_iter=3)
 
 

@@ -49,7 +49,7 @@ def test_a_task_that_ends_after_the_work_was_discarded_leaves_nothing(tmp_path, 
         writer.start()
     job.writer.discard()
     for writer in writers:
-        writer.join(60)
+        writer.join(jobs.PATIENCE)
     assert len(stopped) == 3
     assert not list(tmp_path.glob("codes*"))
 
@@ -90,10 +90,11 @@ with dask.config.set(scheduler="threads", num_workers=2):
 """
 
 
+@pytest.mark.slow
 def test_kill_and_run_again_gives_the_same_bytes_without_repeating_work(tmp_path, store, run, whole, count_units):
     out = tmp_path / "codes.zarr"
     process = jobs.python(ENCODE_AND_DIE, store, run, out, 300)
-    assert process.wait(timeout=120) == -signal.SIGKILL, process.stderr.read()
+    assert process.wait(timeout=jobs.PATIENCE) == -signal.SIGKILL, process.stderr.read()
     process.communicate()
     assert not out.exists()
     result = encode_store(store, run, out)
@@ -103,9 +104,10 @@ def test_kill_and_run_again_gives_the_same_bytes_without_repeating_work(tmp_path
     assert jobs.tree(out) == jobs.tree(whole)
 
 
+@pytest.mark.slow
 def test_kill_at_any_write_gives_the_same_bytes_and_no_work_twice(tmp_path):
-    """SIGKILL at the publishing of files in turn; see kill_encode.py. Step 1 kills at every single one."""
-    command = [sys.executable, "-W", "error", "-m", "tests.kill_encode", str(tmp_path), "3"]
+    """SIGKILL at the publishing of files in turn; see kills/encode_sweep.py. Step 1 kills at every single one."""
+    command = [sys.executable, "-W", "error", "-m", "tests.kills.encode_sweep", str(tmp_path), "3"]
     swept = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     assert len(swept["points"]) > 10
     for point in swept["points"]:
@@ -129,13 +131,14 @@ print(encode_store(store, run, out, part=(i, n)).samples_written)
 """
 
 
+@pytest.mark.slow
 def test_processes_that_begin_at_the_same_moment_share_the_work(tmp_path, store, run, whole):
     out = tmp_path / "codes.zarr"
     processes = [jobs.python(ONE_PART, store, run, out, i, 2, stdin=-1) for i in (1, 2)]
     for process in processes:
         process.stdin.write("go\n")
         process.stdin.flush()
-    outputs = [process.communicate(timeout=120) for process in processes]
+    outputs = [process.communicate(timeout=jobs.PATIENCE) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
     assert sum(int(output) for output, _ in outputs) == N
     encode_store(store, run, out, finish=True)

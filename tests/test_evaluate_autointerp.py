@@ -13,6 +13,7 @@ from dbksvd_dask.evaluate import autointerp as ai
 from dbksvd_dask.evaluate.autointerp import embedding
 from dbksvd_dask.evaluate.codes import code_moments
 from tests import naive_metrics as naive
+from tests.jobs import PATIENCE
 
 N, K, M = 300, 4, 20
 TOPICS = {
@@ -235,6 +236,7 @@ def test_minilm_comes_from_an_installed_package_if_there_is_one(monkeypatch, tmp
     assert embedding._minilm() == str(tmp_path / "weights_in_a_package" / "model")
 
 
+@pytest.mark.interop
 def test_minilm_tells_a_topic_from_another():
     pytest.importorskip("sentence_transformers")
     try:
@@ -245,8 +247,9 @@ def test_minilm_tells_a_topic_from_another():
     assert close > far + 0.1
 
 
+@pytest.mark.slow
 def test_importing_the_evaluation_needs_no_dask_and_no_store():
     modules = ["metrics", "evaluate.probing", "evaluate.ground_truth", "evaluate.autointerp"]
     names = ", ".join(f"dbksvd_dask.{module}" for module in modules)
     check = "assert not {'dask', 'distributed', 'zarr', 'xarray'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", f"import sys, {names}; {check}"], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", f"import sys, {names}; {check}"], check=True, timeout=PATIENCE)

@@ -66,6 +66,7 @@ def test_nearest_atoms_are_sorted_by_absolute_similarity(tile):
     assert co.nearest_atoms(D[:3], 10)[0].shape == (3, 2)
 
 
+@pytest.mark.slow
 def test_memory_is_a_tile_not_the_gram():
     D = naive.unit_rows(np.random.default_rng(2), 8300, 2, np.float32)
     tracemalloc.start()

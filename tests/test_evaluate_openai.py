@@ -10,6 +10,7 @@ import pytest
 
 from dbksvd_dask.errors import InputError, JobError
 from dbksvd_dask.evaluate import autointerp as ai
+from tests.jobs import PATIENCE
 
 PNG = b"\x89PNG\r\n\x1a\n rest of the image"
 ENVIRONMENT = [
@@ -223,7 +224,7 @@ def test_a_server_that_is_not_there_is_named_after_bounded_retries(stub):
 
 def test_a_silent_server_runs_into_the_timeout(stub, monkeypatch):
     answer_now = threading.Event()
-    monkeypatch.setattr(stub, "rule", lambda path, body: answer_now.wait(20) and {})
+    monkeypatch.setattr(stub, "rule", lambda path, body: answer_now.wait(PATIENCE) and {})
     client, _ = make_client(stub, max_retries=0, timeout=0.2)
     try:
         with pytest.raises(JobError, match=r"failed 1 times, .*timed out"):

@@ -57,6 +57,7 @@ def test_every_command_of_the_guide_runs(tmp_path, monkeypatch, rng):
 
 
 @pytest.mark.filterwarnings("default")  # SAELens builds on a class that its maker calls deprecated
+@pytest.mark.interop
 def test_every_block_of_the_guide_runs_with_saelens(tmp_path, monkeypatch):
     sae_lens = pytest.importorskip("sae_lens")
     from pipelines import tiny_model
@@ -154,6 +155,7 @@ def test_import_dictionary_says_what_it_changed(tmp_path, capsys, make_dictionar
     assert "exists already" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_help_loads_no_torch():
     import subprocess
     import sys

@@ -16,7 +16,7 @@ from tests.conftest import random_dictionary
 
 torch = pytest.importorskip("torch")
 # the libraries under test warn about their own dependencies
-pytestmark = [pytest.mark.filterwarnings("default")]
+pytestmark = [pytest.mark.interop, pytest.mark.filterwarnings("default")]
 
 NAMES = {"model_name": "tiny", "hook_name": "blocks.0.hook_resid_post"}
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import dask
 import numpy as np
@@ -105,12 +106,13 @@ def test_without_workers_for_too_long_it_gives_up(store, tmp_path, monkeypatch):
 
 
 @pytest.mark.cluster
-def test_lost_scheduler_stops_with_word_of_the_checkpoint(store, expected, tmp_path):
+def test_lost_scheduler_stops_with_word_of_the_checkpoint(store, expected, tmp_path, monkeypatch):
+    monkeypatch.setattr(running, "RECONNECT_SECONDS", 0.1)
     run = tmp_path / "run"
     with Remote(tmp_path) as remote:
         remote.add_worker()
-        with cluster.connect(scheduler=remote.address, timeout=3) as client:
-            client.wait_for_workers(1, timeout=60)
+        with cluster.connect(scheduler=remote.address) as client:
+            client.wait_for_workers(1, timeout=clusters.PATIENCE)
             disturb = clusters.Disturb(1, 0, remote.scheduler.kill)
             with pytest.raises(ClusterError) as caught:
                 clusters.fit(store, [disturb], checkpoint=run)
@@ -134,7 +136,7 @@ def test_scheduler_that_comes_back_is_found_again_and_the_batch_run_again(store,
             remote.add_worker()
 
         with cluster.connect(scheduler=remote.address) as client:
-            client.wait_for_workers(1, timeout=60)
+            client.wait_for_workers(1, timeout=clusters.PATIENCE)
             disturb = clusters.Disturb(1, 0, replace_scheduler)
             found = clusters.fit(store, [disturb])
     disturb.check_was_mid_batch()
@@ -160,7 +162,7 @@ def test_tls_with_real_certificates(store, expected, tmp_path, certificates):
         remote.add_worker()
         assert remote.address.startswith("tls://")
         with cluster.connect(scheduler=remote.address, tls=cluster.TLSFiles(ca, cert, key)) as client:
-            client.wait_for_workers(1, timeout=60)
+            client.wait_for_workers(1, timeout=clusters.PATIENCE)
             assert all(worker.startswith("tls://") for worker in client.nthreads())
             clusters.same(clusters.fit(store), expected)
         stranger = make_certificates(tmp_path / "stranger")
@@ -215,8 +217,11 @@ def make_certificates(folder):
 # ---------------------------------------------------------------------------------------------- memory of a worker
 
 
+WORKER_BYTES, HOARD_BYTES = 800_000_000, 1_000_000_000
+
+
 def hoard(folder, times):
-    """In a worker process: some refresh tasks take memory until somebody ends the process."""
+    """In a worker process: some refresh tasks take more memory than it may have, and wait to be ended."""
     from dbksvd_dask import chunk
 
     real = getattr(chunk, "ungated_refresh", chunk.refresh_chunk)
@@ -227,10 +232,9 @@ def hoard(folder, times):
         taken = sorted(folder.glob("hoard-*"))
         if r == 1 and len(taken) < times:
             (folder / f"hoard-{len(taken)}").touch()
-            held = []
-            for _ in range(600):  # ends long before that: the nanny looks ten times a second
-                held.append(np.ones(4_000_000))
-                clusters.time.sleep(0.02)
+            held = np.ones(HOARD_BYTES // 8)
+            clusters.time.sleep(clusters.PATIENCE)  # until the nanny, which looks ten times a second, ends it
+            del held
         return real(state, r, *rest)
 
     chunk.refresh_chunk = hoarding
@@ -250,7 +254,7 @@ class Hoarders(WorkerPlugin):
 
 @pytest.mark.cluster
 def test_worker_out_of_memory_is_replaced_and_the_bits_are_the_same(store, expected, tmp_path):
-    with cluster.connect(workers=1, memory_limit="800MB") as client:
+    with cluster.connect(workers=1, memory_limit=WORKER_BYTES) as client:
         client.register_plugin(Hoarders(tmp_path, 1))
         before = set(client.nthreads())
         clusters.same(clusters.fit(store), expected)
@@ -263,7 +267,7 @@ def test_a_task_that_kills_every_worker_ends_the_fit_in_plain_words(store, expec
     run = tmp_path / "run"
     with (
         dask.config.set({"distributed.scheduler.allowed-failures": 0}),
-        cluster.connect(workers=1, memory_limit="800MB") as client,
+        cluster.connect(workers=1, memory_limit=WORKER_BYTES) as client,
     ):
         clusters.fit(store, checkpoint=run, n_iter=1)
         client.register_plugin(Hoarders(tmp_path, 99))
@@ -334,11 +338,12 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(store, expected, tmp_path):
     """The system refuses files above a size: writing fails in the middle, as on a full disk."""
     run = tmp_path / "run"
     process = jobs.python(FULL_DISK, store, run, 4096)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=jobs.PATIENCE)
     assert process.returncode == 1
     assert "StoreError: could not write" in errors
     assert "File too large" in errors
@@ -428,3 +433,32 @@ def test_what_will_fail_again_is_not_tried_again(store, monkeypatch, error):
     with pytest.raises(type(error)):
         clusters.on_threads(store, 2, callbacks=[seen.append])
     assert not [e for e in seen if isinstance(e, events.Retrying)]
+
+
+# ---------------------------------------------------------------------------------------------- paused workers
+
+
+class Paused:
+    """A client of workers that are all paused, as with a memory limit below what a worker needs to start."""
+
+    scheduler = SimpleNamespace(address="tcp://head:8786")
+
+    def __init__(self, *states):
+        self.states = states
+
+    def nthreads(self):
+        return dict.fromkeys(range(len(self.states)), 1)
+
+    def scheduler_info(self):
+        return {"workers": {f"tcp://{i}": {"status": state} for i, state in enumerate(self.states)}}
+
+
+def test_workers_that_are_all_paused_end_the_wait_in_plain_words(monkeypatch, caplog):
+    monkeypatch.setattr(running.time, "monotonic", lambda: 1000.0)
+    assert running._check_workers(Paused("paused", "running"), 0.0) == 1000.0
+    assert running._check_workers(Paused("paused", "paused"), 900.0) == 900.0
+    assert "the scheduler has only paused workers; waiting for some since 100 s" in caplog.text
+    with pytest.raises(ClusterError, match=r"all workers .* tcp://head:8786 have been paused for 1000 s, .*limit"):
+        running._check_workers(Paused("paused", "paused"), 0.0)
+    with pytest.raises(ClusterError, match="has had no worker for 1000 s"):
+        running._check_workers(Paused(), 0.0)

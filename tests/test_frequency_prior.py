@@ -87,9 +87,12 @@ def test_rare_atoms_lose_small_coefficients_and_the_mean_number_stays(rng):
         smallest.append([float(x.min(initial=np.inf)) for x in columns])
     place = np.arange(24)  # atoms are sorted by use
     assert spearmanr(place, smallest[0]).statistic > 0.7
-    assert spearmanr(place, smallest[1]).statistic < 0.5
+    # without it one threshold holds for all; the smallest of few coefficients may lie a little above
+    spread = [np.max(found) / np.min(found) for found in smallest]
+    assert spread[1] < 1.1 < 1.2 < spread[0]
 
 
+@pytest.mark.slow
 def test_store_job_and_resume_keep_the_prior(rng, tmp_path):
     Y = samples(rng)
     zarr.create_array(str(tmp_path / "y.zarr"), shape=Y.shape, dtype="f4", chunks=(500, 24))[...] = Y
@@ -134,6 +137,7 @@ def test_the_estimator_of_a_prior_reports_on_its_own_codes(rng, tmp_path):
         assert (tmp_path / "page.html").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_schedulers_do_not_change_a_bit(rng):
     Y, found = samples(rng), []
     for config in ({"scheduler": "threads", "num_workers": 2}, {"scheduler": "synchronous"}):
@@ -144,6 +148,7 @@ def test_schedulers_do_not_change_a_bit(rng):
         assert a.tobytes() == b.tobytes()
 
 
+@pytest.mark.slow
 def test_exports_want_k_instead(rng, tmp_path):
     DBKSVD(24, 4, **HOW, checkpoint=tmp_path / "run").fit(samples(rng))
     stored = open_dictionary(tmp_path / "run")

@@ -121,6 +121,7 @@ def test_a_batch_is_shared_out_among_the_cards(monkeypatch):
     assert made.device_bytes == peak_bytes(sizes._replace(n_rows=4000), made.chunk_size, made.placement, 1)
 
 
+@pytest.mark.slow
 def test_a_cpu_run_loads_neither_cupy_nor_cuda():
     code = (
         "import sys, numpy as np; from dbksvd_dask import DBKSVD; "
@@ -141,7 +142,6 @@ def test_the_plan_knows_the_sizes_of_the_code():
     from dbksvd_dask.gpu import encode as gpu_encode
     from dbksvd_dask.gpu import moments
 
-    assert gpu_plan._HOST_TILE_ROWS == cpu_encode.TILE_ROWS
     assert gpu_plan._SUM_ROWS == moments._SUM_ROWS == gpu_encode._SUM_ROWS
 
 
@@ -236,3 +236,21 @@ def test_benchmark_without_a_card_says_so(no_cupy, capsys):
 
     assert gpu.main(["--json"]) == 1
     assert "CuPy cannot be imported" in capsys.readouterr().err
+
+
+class Asked:
+    """A client whose second worker dies while it is asked."""
+
+    def nthreads(self):
+        return {"tcp://a": 1, "tcp://b": 1}
+
+    def run(self, function, on_error):
+        assert on_error == "return", "else the answer of one dead worker is an exception for all"
+        return {"tcp://a": ("", 10**9), "tcp://b": ConnectionResetError("reset by peer")}
+
+
+def test_a_worker_that_dies_while_it_is_asked_for_its_device_does_not_end_the_fit(monkeypatch):
+    monkeypatch.setattr(placement, "current_client", Asked)
+    assert placement.choose("auto") == []
+    with pytest.raises(DeviceError, match=r"on worker tcp://b there is no answer \(reset by peer\)"):
+        placement.choose("gpu")

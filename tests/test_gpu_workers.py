@@ -9,6 +9,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 from pipelines import gpu_workers
+from tests.jobs import PATIENCE
 
 
 def test_dry_run_names_one_card_per_worker(capsys):
@@ -32,7 +33,7 @@ def test_without_cards_it_says_how_to_name_them(monkeypatch, capsys):
 
 def test_a_worker_that_ends_ends_the_others():
     ends = [sys.executable, "-c", "raise SystemExit(3)"]
-    waits = [sys.executable, "-c", "import time; time.sleep(600)"]
+    waits = [sys.executable, "-c", "import time; time.sleep(3600)"]
     handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
         assert gpu_workers.run([(waits, dict(os.environ)), (ends, dict(os.environ))]) == 3
@@ -48,10 +49,10 @@ def test_workers_see_one_card_each_and_leave_with_the_launcher():
         command = [sys.executable, "-m", "pipelines.gpu_workers", cluster.scheduler_address, "--devices", "0,1"]
         launcher = subprocess.Popen([*command, "--threads", "1"], stderr=subprocess.DEVNULL)
         try:
-            client.wait_for_workers(2, timeout=60)
+            client.wait_for_workers(2, timeout=PATIENCE)
             seen = client.run(lambda: os.environ["CUDA_VISIBLE_DEVICES"])
             assert sorted(seen.values()) == ["0", "1"]
         finally:
             launcher.send_signal(signal.SIGTERM)
-            assert launcher.wait(timeout=60) == 0
+            assert launcher.wait(timeout=PATIENCE) == 0
         assert not client.scheduler_info()["workers"]

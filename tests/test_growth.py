@@ -109,6 +109,7 @@ def made_of_pairs(rng, n=8000, d=60, n_pairs=20):
     return Y.astype(np.float32), truth[:n_pairs], truth[n_pairs:]
 
 
+@pytest.mark.slow
 def test_a_feature_that_never_comes_alone_gets_an_atom_of_its_own(rng):
     """All at once, pursuits settle on atoms for the sum of both, which saves a nonzero."""
     Y, *truths = made_of_pairs(rng)
@@ -169,6 +170,7 @@ def test_samples_without_residual_give_random_directions():
 # ---------------------------------------------------------------------------------------------- fits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [{"nonneg": True}, {}, {"nonneg": True, "sparsity": "mean"}])
 def test_history_tells_the_stages(rng, how):
     model = DBKSVD(48, 4, growth=1.5, n_iter=34, chunk_size=100, **how).fit(samples(rng))
@@ -190,6 +192,7 @@ def test_mean_is_learned_on_the_way(rng):
     assert (DBKSVD(16, 2, growth=1.5, n_iter=8, center=False).fit(Y).mean_ == 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [{"nonneg": True}, {"sparsity": "mean"}])
 def test_threads_and_chunks_do_not_change_a_bit(rng, how):
     Y = samples(rng, 500)
@@ -205,6 +208,7 @@ def test_threads_and_chunks_do_not_change_a_bit(rng, how):
         assert a.threshold_ == b.threshold_
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [7, 8, 10])
 def test_resume_in_any_stage_gives_same_dictionary(rng, tmp_path, monkeypatch, stop):
     Y = samples(rng)
@@ -231,6 +235,7 @@ def test_resume_in_any_stage_gives_same_dictionary(rng, tmp_path, monkeypatch, s
     np.testing.assert_array_equal(whole.history_["n_atoms"], resumed.history_["n_atoms"])
 
 
+@pytest.mark.slow
 def test_an_unfinished_dictionary_can_encode(rng, tmp_path):
     import zarr
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,10 +21,7 @@ from dbksvd_dask.import_job import import_activations
 from dbksvd_dask.importers import find_files, open_file
 from dbksvd_dask.store.activations import open_rows
 from tests.import_patterns import values
-from tests.store_helpers import skip_fsync
 from tests.test_import_formats import WRITERS, arrow_table
-
-__all__ = ["skip_fsync"]
 
 DATA = Path(__file__).parent / "data" / "imports"
 END_MARKS = {False: bytes.fromhex("ffffffff00000000"), True: bytes(4)}
@@ -270,6 +268,7 @@ def test_errors_of_torch_are_told_in_our_words(error, message, tmp_path, monkeyp
     refused(tmp_path / "a.pt", message, StoreError)
 
 
+@pytest.mark.interop
 def test_truncated_torch_file_is_named(tmp_path):
     pytest.importorskip("torch")
     for name in ("float16.pt", "legacy.pt"):
@@ -279,6 +278,21 @@ def test_truncated_torch_file_is_named(tmp_path):
 
 
 # folders and addresses
+
+
+@pytest.mark.parametrize("name", ["/etc/hosts", "../secret.arrow", "a/../../secret.arrow"])
+def test_saved_dataset_that_names_files_elsewhere_is_refused_by_name(name, tmp_path):
+    (tmp_path / "ds" / "a").mkdir(parents=True)
+    write_stream(tmp_path / "secret.arrow", np.ones((4, 6), np.float32))
+    (tmp_path / "ds" / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}]}))
+    refused(tmp_path / "ds", rf"state.json lists '{name}', which lies outside of .*ds; import that file itself")
+
+
+def test_saved_dataset_with_files_in_a_folder_of_its_own_is_read(tmp_path):
+    (tmp_path / "ds" / "a").mkdir(parents=True)
+    write_stream(tmp_path / "ds" / "a" / "x.arrow", np.ones((4, 6), np.float32))
+    (tmp_path / "ds" / "state.json").write_text('{"_data_files": [{"filename": "a/x.arrow"}]}')
+    assert import_activations(tmp_path / "ds", tmp_path / "store", array="acts").n_samples == 4
 
 
 @pytest.mark.parametrize("content", ["{}", "[]", '{"_data_files": [{}]}', '{"_data_files": 3}'])
@@ -329,6 +343,7 @@ def naming(folder):
         raise
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(WRITERS) - {"zarr2"}))
 def test_whatever_byte_is_wrong_the_error_names_the_file(name, tmp_path):
     """A wrong byte may go unnoticed where a format has no checksums, but nothing else may come out."""
@@ -341,3 +356,51 @@ def test_whatever_byte_is_wrong_the_error_names_the_file(name, tmp_path):
         source.write_bytes(damaged)
         with contextlib.suppress(DBKSVDError), naming(tmp_path):
             import_activations(source, tmp_path / "store", nonfinite="keep", force=True)
+
+
+# HDF5 files that keep their values elsewhere
+
+
+@pytest.fixture
+def led_outside(tmp_path):
+    """An HDF5 file whose datasets lead to a secret in another folder, in every way that HDF5 knows."""
+    there = tmp_path / "secret"
+    there.mkdir()
+    (there / "plain.bin").write_bytes(np.full((4, 3), 7, np.float32).tobytes())
+    with h5py.File(there / "other.h5", "w") as file:
+        file["y"] = np.full((4, 3), 7, np.float32)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["own"] = np.ones((4, 3), np.float32)
+        file["linked"] = h5py.ExternalLink(str(there / "other.h5"), "/y")
+        file["soft"] = h5py.SoftLink("/linked")
+        file.create_dataset("external", (4, 3), "f4", external=[(str(there / "plain.bin"), 0, 48)])
+        for name, source in (("virtual", (str(there / "other.h5"), "y")), ("indirect", (".", "linked"))):
+            layout = h5py.VirtualLayout((4, 3), "f4")
+            layout[:] = h5py.VirtualSource(*source, (4, 3))
+            file.create_virtual_dataset(name, layout)
+    return tmp_path / "a.h5"
+
+
+@pytest.mark.parametrize("name", ["external", "virtual", "indirect"])
+def test_values_outside_of_an_hdf5_file_are_refused_by_name(led_outside, name):
+    refused(led_outside, rf"the values of `{name}` lie outside of .*a.h5, in .*secret/", array=name)
+
+
+@pytest.mark.parametrize("name", ["linked", "soft"])
+def test_links_to_other_hdf5_files_are_not_followed(led_outside, name):
+    refused(led_outside, rf"has no array `{name}`", array=name)
+
+
+def test_values_outside_are_refused_as_aligned_arrays_and_leave_others_to_import(led_outside, tmp_path):
+    refused(led_outside, "the values of `external` lie outside", array="own", aligned=["external"])
+    assert import_activations(led_outside, tmp_path / "store", array="own").n_samples == 4
+
+
+def test_a_virtual_dataset_of_its_own_file_is_read(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["own"] = np.arange(12, dtype=np.float32).reshape(4, 3)
+        layout = h5py.VirtualLayout((4, 3), "f4")
+        layout[:] = h5py.VirtualSource(".", "own", (4, 3))
+        file.create_virtual_dataset("virtual", layout)
+    import_activations(tmp_path / "a.h5", tmp_path / "store", array="virtual")
+    np.testing.assert_array_equal(open_rows(tmp_path / "store").read(0, 4), np.arange(12).reshape(4, 3))

@@ -19,9 +19,6 @@ from dbksvd_dask.import_job import import_activations
 from dbksvd_dask.importers import find_files, open_file
 from dbksvd_dask.store.activations import open_activations, open_rows
 from tests.import_patterns import pattern, values
-from tests.store_helpers import skip_fsync
-
-__all__ = ["skip_fsync"]
 
 DATA = Path(__file__).parent / "data" / "imports"
 FLOATS = ("float16", "float32", "float64")
@@ -234,12 +231,14 @@ def test_dataset_dict_asks_for_a_split(tmp_path):
         ("bfloat16.pt", (7, 4, 6), "bfloat16", {"aligned": ["input_ids"]}),
     ],
 )
+@pytest.mark.interop
 def test_torch_tensors_round_trip(file, shape, dtype, options, tmp_path):
     pytest.importorskip("torch")
     import_activations(DATA / file, tmp_path / "store", chunk_rows=4, **options)
     assert_same_bits(tmp_path / "store", pattern(shape, dtype))
 
 
+@pytest.mark.interop
 def test_torch_file_with_code_is_refused(tmp_path):
     torch = pytest.importorskip("torch")
     torch.save({"tensor": torch.zeros(2, 2), "path": Path("x")}, tmp_path / "evil.pt")
@@ -247,6 +246,7 @@ def test_torch_file_with_code_is_refused(tmp_path):
         import_activations(tmp_path / "evil.pt", tmp_path / "store")
 
 
+@pytest.mark.interop
 def test_datasets_written_now_round_trip(tmp_path):
     datasets = pytest.importorskip("datasets")
     rows = values((9, 4, 6), "float32")

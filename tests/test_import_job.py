@@ -19,9 +19,7 @@ from dbksvd_dask.importers.values import exact_median, nonfinite_rows, row_norms
 from dbksvd_dask.store.activations import open_activations, open_rows
 from dbksvd_dask.store.dtypes import widen_bfloat16
 from tests.import_patterns import pattern, values
-from tests.store_helpers import skip_fsync, tree
-
-__all__ = ["skip_fsync"]
+from tests.store_helpers import tree
 
 
 def save(path, array):
@@ -182,10 +180,11 @@ def test_median_of_parts_is_the_lower_median(n, rng):
 # interrupted and gone on with
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", ["import", "import-all"])
 def test_same_bytes_after_a_kill_at_any_write_and_no_work_twice(job, tmp_path):
-    """SIGKILL at each publishing of a file in turn; see kill_sweep.py."""
-    command = [sys.executable, "-W", "error", "-m", "tests.kill_sweep", job, str(tmp_path)]
+    """SIGKILL at each publishing of a file in turn; see kills/sweep.py."""
+    command = [sys.executable, "-W", "error", "-m", "tests.kills.sweep", job, str(tmp_path)]
     swept = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     total, scans = swept["undisturbed"]["chunks_written"], swept["undisturbed"]["blocks_scanned"]
     assert len(swept["points"]) > total
@@ -346,6 +345,7 @@ print(imported - before, shuffled - before)
 """
 
 
+@pytest.mark.slow
 def test_memory_is_bounded_whatever_the_size_of_the_file(tmp_path):
     """A file of 67 MB, in chunks of 2 MB and blocks of 8 MB, takes less than half of its size."""
     save(tmp_path / "tiny.npy", np.ones((100, 256), np.float16))

@@ -16,9 +16,6 @@ from dbksvd_dask.import_job import ImportJob, import_activations
 from dbksvd_dask.importers import Collection, Hints, find_files, zarr_file
 from dbksvd_dask.store.activations import open_activations, open_rows
 from tests.import_patterns import pattern
-from tests.store_helpers import skip_fsync
-
-__all__ = ["skip_fsync"]
 
 
 def interrupt(source, path, **options):

@@ -16,12 +16,9 @@ from dbksvd_dask.importers.spans import Span, SpanReader
 from dbksvd_dask.store import chunk_file
 from dbksvd_dask.store.activations import open_rows
 from tests.import_patterns import pattern
-from tests.store_helpers import skip_fsync
-
-__all__ = ["skip_fsync"]
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9)), min_size=1, max_size=6), st.integers(1, 9))
 def test_spans_read_as_one_sequence_of_rows(tmp_path_factory, lengths, step):
     """Files of `before + 3 n` bytes, of which the last 3 n are rows."""

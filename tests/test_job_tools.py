@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dbksvd_dask.job_tools import Buffers, run_bounded, storing_threads
+from tests.jobs import PATIENCE
 
 
 @pytest.mark.parametrize("n_threads", [1, 2, 3])
@@ -43,7 +44,7 @@ def test_part_is_loaded_while_another_is_stored():
         return part
 
     def store(part, content):
-        assert loaded.wait(30)
+        assert loaded.wait(PATIENCE)
 
     assert run_bounded(range(2), load, store, lambda part: None, n_threads=1) == 2
 

@@ -299,8 +299,27 @@ def test_a_place_that_cannot_be_written_is_named(target, monkeypatch, code):
         return real(path, flags, *rest, **more)
 
     monkeypatch.setattr(locks.os, "open", refusing)
-    with pytest.raises(StoreError, match=rf"s.zarr cannot be written \({os.strerror(code)}\); choose a place"):
+    with pytest.raises(StoreError, match=rf"s.zarr cannot be written \({os.strerror(code)}\); (choose a|make)"):
         take(target)
+
+
+def test_a_lock_from_elsewhere_in_a_place_that_cannot_be_written_names_the_place(target, monkeypatch):
+    leave(target, owner(host="elsewhere"))
+
+    def refusing(path):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+    monkeypatch.setattr(locks, "_now", refusing)
+    with pytest.raises(StoreError, match=r"s.zarr cannot be written \(Read-only file system\)"):
+        take(target)
+
+
+@pytest.mark.parametrize("written", [0, 100])
+def test_a_lock_that_a_full_disk_cuts_short_is_not_left(target, monkeypatch, written):
+    monkeypatch.setattr(locks.os, "pwrite", lambda fd, content, offset: written)
+    with pytest.raises(StoreError, match=r"s.zarr cannot be written \(No space left on device\); make room"):
+        take(target)
+    assert not os.path.exists(f"{target}.lock")
 
 
 def test_a_file_system_without_flock_still_has_locks(target, monkeypatch):

@@ -33,7 +33,7 @@ sizes = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(sizes, st.integers(1, 64), st.integers(1, 16))
 def test_plan_is_integers_and_never_less_for_more(sizes, workers, threads):
     plan = memory.plan_fit(sizes, workers, threads)
@@ -45,7 +45,7 @@ def test_plan_is_integers_and_never_less_for_more(sizes, workers, threads):
     assert memory.plan_fit(sizes, workers, threads + 1).total >= plan.total
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(sizes, st.integers(10**8, 10**11))
 def test_the_advised_batch_fits_and_one_more_chunk_does_not(sizes, limit):
     fits = memory.largest_batch(sizes, limit)
@@ -72,7 +72,7 @@ def test_states_are_counted_as_they_are():
 
 
 def test_constants_are_those_of_the_kernels():
-    assert (memory.TILE_ROWS, memory.GRAM_BLOCK) == (encode.TILE_ROWS, encode.GRAM_BLOCK)
+    assert memory.GRAM_BLOCK == encode.GRAM_BLOCK
 
 
 @pytest.mark.parametrize("value", ["", "many", "-1", "4XB", 0, "GB", "nan"])
@@ -164,7 +164,7 @@ def test_real_peak_stays_below_the_plan(wide_store, threads, more, tmp_path, mon
     if threads == 1:
         monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))  # as on the first run: kernels are compiled
     process = jobs.python(MEASURE, wide_store, threads, json.dumps({**WIDE, **more}))
-    out, errors = process.communicate(timeout=300)
+    out, errors = process.communicate(timeout=jobs.PATIENCE)
     assert process.returncode == 0, errors
     planned, real = json.loads(out)
     assert real <= planned

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.jobs import PATIENCE
+
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
@@ -40,7 +42,9 @@ def test_notebook_runs_from_a_clean_kernel(path, surroundings, tmp_path):
     nbclient = pytest.importorskip("nbclient")
     notebook = nbformat.read(path, as_version=4)
     resources = {"metadata": {"path": str(tmp_path)}}
-    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3", resources=resources).execute()
+    nbclient.NotebookClient(
+        notebook, timeout=PATIENCE, startup_timeout=PATIENCE, kernel_name="python3", resources=resources
+    ).execute()
     shown = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     assert any("image/png" in output.get("data", {}) for output in shown)
     complaints = [output["text"] for output in shown if output.get("name") == "stderr"]

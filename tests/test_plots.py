@@ -152,6 +152,7 @@ def test_a_figure_shows_itself_as_png(fitted):
     assert plots.plot_l0(fitted[1])._repr_png_().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_pyplot_is_never_imported():
     code = (
         "import sys, dbksvd_dask.plots as p; p.plot_errors([1, 2, 0]); print('matplotlib.pyplot' in sys.modules)"

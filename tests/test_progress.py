@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import logging
 import math
@@ -12,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from dbksvd_dask import events, progress
+from dbksvd_dask.cli import watch
 from tests import clusters
 
 
@@ -177,10 +179,41 @@ def test_a_narrow_terminal_shows_the_time_left_and_cuts_nothing(seen):
     assert "…" not in text
 
 
+# ---------------------------------------------------------------------------------------------- without a terminal
+
+
+def test_a_line_is_written_every_ten_seconds_and_at_once_when_something_is_wrong(capsys):
+    now = [0.0]
+    lines = watch.Lines(10.0, lambda: now[0])
+
+    def at(second, event):
+        now[0] = second
+        lines(event)
+        return capsys.readouterr().err
+
+    assert at(9.9, events.JobProgress("encode", 30, 120, "samples")) == ""
+    assert at(10.0, events.JobProgress("encode", 40, 120, "samples")) == "encode: 40 of 120 samples\n"
+    assert at(19.9, finished(0)) == ""
+    assert at(20.0, finished(0)).startswith("fit: 1 of 4 batches, error 0.5000")
+    assert at(20.1, events.Retrying(1, 1, 3, "gone")) == "attempt 1 of 3 failed (gone); trying again\n"
+    assert at(35.0, events.BatchStarted(2, 99)) == "", "nothing to tell"
+
+
+def test_a_command_without_a_terminal_writes_lines(capsys, monkeypatch):
+    monkeypatch.setattr(watch, "LINE_EVERY", 0.0)
+    with watch.watching(as_json=False) as callbacks:
+        for callback in callbacks:
+            callback(finished(0))
+    assert capsys.readouterr().err.startswith("fit: 1 of 4 batches")
+    with watch.watching(as_json=True) as callbacks:
+        assert callbacks == []
+
+
 # ---------------------------------------------------------------------------------------------- file
 
 
-def test_log_has_one_object_per_event_and_goes_on_after_a_resume(seen, tmp_path):
+def test_log_has_one_object_per_event_and_goes_on_after_a_resume(seen, tmp_path, monkeypatch):
+    monkeypatch.setattr(progress.time, "time", itertools.count(50.0).__next__)
     path = tmp_path / "run.jsonl"
     for half in (seen[:5], seen[5:]):
         with progress.JsonLines(path) as log:
@@ -188,7 +221,7 @@ def test_log_has_one_object_per_event_and_goes_on_after_a_resume(seen, tmp_path)
                 log(event)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["event"] for line in lines] == [type(event).__name__ for event in seen]
-    assert lines == sorted(lines, key=lambda line: line["time"])
+    assert [line["time"] for line in lines] == [50.0 + i for i in range(len(seen))]
     last = next(line for line in reversed(lines) if line["event"] == "BatchFinished")
     assert last["record"]["relative_error"] == of(events.BatchFinished, seen)[-1].record["relative_error"]
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from dbksvd_dask import plan
 from dbksvd_dask.kernels.encode import EncodeSpec, encode_rows, gram_matrix, residual
 from tests import naive
 
@@ -150,15 +151,12 @@ def test_read_only_and_non_contiguous_inputs_give_the_same_codes(rng, make_dicti
 
 
 def test_tiles_do_not_change_codes(rng, make_dictionary, monkeypatch):
-    from dbksvd_dask.kernels import encode
-
     D = make_dictionary(50, 20)
     Y = rng.standard_normal((1100, 20)).astype(np.float32)
     whole = run(Y, D, 4)
-    monkeypatch.setattr(encode, "TILE_ROWS", 100)
-    tiled = run(Y, D, 4)
-    np.testing.assert_array_equal(whole[0], tiled[0])
-    np.testing.assert_allclose(whole[1], tiled[1], rtol=1e-5, atol=1e-6)
+    monkeypatch.setattr(plan, "TILE_ROWS", 2 * plan.GRID_ROWS)
+    for all_at_once, tiled in zip(whole, run(Y, D, 4), strict=True):
+        np.testing.assert_array_equal(all_at_once, tiled)
 
 
 def test_refit_is_least_squares_on_the_support(rng, make_dictionary):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -14,16 +14,28 @@ from dbksvd_dask.store import sources
 from tests import clusters
 
 
-class FakeRows:
-    """Rows whose reading takes as long as told, and that know who read them."""
+class Clock(threading.local):
+    """A clock that each thread moves on by itself: what one thread reads or computes costs the others nothing."""
 
-    def __init__(self, first, seconds=0.0, error=None):
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+    def spend(self, seconds):
+        self.now += seconds
+
+
+class FakeRows:
+    """Rows whose reading takes as long as told by a clock, and that know who read them."""
+
+    def __init__(self, first, clock=None, seconds=0.0, error=None):
         self.rows = np.arange(first, first + 10)
-        self.seconds, self.error, self.readers = seconds, error, []
+        self.clock, self.seconds, self.error, self.readers = clock or Clock(), seconds, error, []
 
     def load(self):
         self.readers.append(threading.current_thread().name)
-        time.sleep(self.seconds)
+        self.clock.spend(self.seconds)
         if self.error is not None:
             raise self.error
         return self.rows[:, None].astype(float)
@@ -51,30 +63,40 @@ def test_slow_rows_are_read_ahead_by_another_thread_and_once(ahead):
     assert batches[1].readers[0].startswith("dbksvd-read-ahead")
 
 
-def test_it_judges_by_the_share_of_time_that_reading_took():
-    reader = readahead.ReadAhead()
-    slow = [FakeRows(10 * i, seconds=0.05) for i in range(3)]
-    for i in range(2):
-        reader.load(slow[i], slow[i + 1], tag(i))  # nothing but reading
-    assert reader.worth
-    quick = [FakeRows(10 * i) for i in range(3)]
-    for i in range(2):
-        reader.load(quick[i], None, tag(i + 10))
-        time.sleep(0.05)  # computing
-    reader.load(quick[2], None, tag(12))
-    assert not reader.worth
+@pytest.mark.parametrize(("reading", "worth"), [(0.02, False), (0.04, True)])
+def test_it_judges_by_the_share_of_time_that_reading_took(reading, worth):
+    """3 in 100 seconds is where it begins to be worth it."""
+    clock = Clock()
+    reader = readahead.ReadAhead(clock)
+    for i in range(3):
+        reader.load(FakeRows(10 * i, clock, seconds=reading), None, tag(i))
+        clock.spend(1.0 - reading)  # computing
+    assert reader.worth == worth
+
+
+def test_it_judges_every_batch_anew():
+    clock = Clock()
+    reader = readahead.ReadAhead(clock)
+    judged = []
+    for i, reading in enumerate((0.5, 0.5, 0.0, 0.0, 0.5, 0.5)):
+        reader.load(FakeRows(10 * i, clock, seconds=reading), None, tag(i))
+        judged.append(reader.worth)
+        clock.spend(0.5)
+    assert judged == [False, True, True, False, False, True], "by the batch before"
 
 
 def test_time_of_rows_read_ahead_counts_too():
     """Otherwise reading would seem free as soon as it is done ahead, and be given up again."""
-    reader = readahead.ReadAhead()
-    batches = [FakeRows(10 * i, seconds=0.03) for i in range(6)]
+    clock = Clock()
+    reader = readahead.ReadAhead(clock)
+    batches = [FakeRows(10 * i, clock, seconds=0.03) for i in range(6)]
     judged = []
     for i in range(5):
         reader.load(batches[i], batches[i + 1], tag(i))
         judged.append(reader.worth)
-        time.sleep(0.05)
-    assert judged[1:] == [True] * 4
+        clock.spend(0.05)
+    assert judged == [False, *[True] * 4]
+    assert all(rows.readers[0].startswith("dbksvd-read-ahead") for rows in batches[2:5])
 
 
 def test_only_the_next_batch_is_held(ahead):
@@ -108,16 +130,15 @@ def store(tmp_path_factory):
 
 @pytest.fixture
 def readers(monkeypatch):
-    """Names of the threads that read from stores; each read takes a while."""
+    """Names of the threads that read from stores; by the clock, reading is all that takes time."""
     seen, real = [], sources.StoreRows.load
 
-    def slow(self):
+    def noted(self):
         seen.append(threading.current_thread().name)
-        time.sleep(0.02)
         return real(self)
 
-    monkeypatch.setattr(sources.StoreRows, "load", slow)
-    monkeypatch.setattr(readahead, "PROCESS", readahead.ReadAhead())
+    monkeypatch.setattr(sources.StoreRows, "load", noted)
+    monkeypatch.setattr(readahead, "PROCESS", readahead.ReadAhead(itertools.count().__next__))
     return seen
 
 

@@ -11,7 +11,7 @@ from dbksvd_dask.cli.main import COMMANDS
 from tests import jobs
 
 README = (jobs.ROOT / "README.md").read_text(encoding="utf-8")
-RECIPES = (jobs.ROOT / "docs" / "clusters-recipes.md").read_text(encoding="utf-8")
+RECIPES = (jobs.ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
 PYTHON = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 
 

@@ -10,6 +10,7 @@ import pytest
 from dbksvd_dask.model import encode
 from dbksvd_dask.report import write_report
 
+from .jobs import PATIENCE
 from .report_parts import WORDS, dictionary_of, encoded, patch_store, text_samples, token_store, unit
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -17,7 +18,7 @@ DRIVER = shutil.which("chromedriver")
 
 pytestmark = [
     pytest.mark.skipif(BROWSER is None or DRIVER is None, reason="needs chromium and chromedriver on the PATH"),
-    pytest.mark.slow,
+    pytest.mark.browser,
 ]
 
 FLAGS = (
@@ -46,7 +47,7 @@ class Page:
         from selenium.webdriver.support.ui import WebDriverWait
 
         self.driver = driver
-        self._wait = WebDriverWait(driver, 30, poll_frequency=0.05)
+        self._wait = WebDriverWait(driver, PATIENCE, poll_frequency=0.05)
         driver.get("about:blank")
         driver.get_log("browser")
         driver.get(f"file://{path}")

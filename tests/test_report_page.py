@@ -68,6 +68,7 @@ def test_whole_numbers_take_the_smallest_type(values, dtype):
 # -- the file --
 
 
+@pytest.mark.slow
 def test_the_page_asks_for_nothing_outside_itself(text_page):
     html = text_page[0].read_text(encoding="utf-8")
     outside = re.findall(r"""(?:src|href|xlink:href)\s*=\s*["'](?!#|data:)([^"']+)""", html)
@@ -114,6 +115,7 @@ def test_figures_take_their_colours_from_the_theme(text_page):
     assert set(re.findall(r"#[0-9a-f]{6}\b", figures)) <= {"#000000", "#ffffff"}
 
 
+@pytest.mark.slow
 def test_the_same_inputs_give_the_same_bytes(tmp_path):
     dictionary, codes, texts, _ = text_report_parts()
     one, two = (write_report(dictionary, codes, tmp_path / f"{n}.html", samples=texts, title="t") for n in "ab")
@@ -162,6 +164,7 @@ def test_the_summary_names_errors_and_dead_atoms(text_page):
     assert summary["n_error_samples"] == 300
 
 
+@pytest.mark.slow
 def test_a_report_without_samples_or_activations_is_a_report(tmp_path):
     dictionary, codes, _, _ = text_report_parts()
     head, arrays = page_data(write_report(dictionary, codes, tmp_path / "new" / "r.html"))
@@ -171,6 +174,7 @@ def test_a_report_without_samples_or_activations_is_a_report(tmp_path):
     assert arrays["strongest_sample"].shape == (14, 10)
 
 
+@pytest.mark.slow
 def test_a_fitted_estimator_can_be_reported(tmp_path, rng):
     Y = rng.standard_normal((300, 8)).astype(np.float32)
     model = DBKSVD(n_atoms=16, k=2, n_iter=2).fit(Y)
@@ -180,6 +184,7 @@ def test_a_fitted_estimator_can_be_reported(tmp_path, rng):
     assert head["summary"]["variance_explained"] == pytest.approx(model.score(Y), abs=1e-4)
 
 
+@pytest.mark.slow
 def test_stored_codes_bring_their_errors_and_their_samples(tmp_path):
     store, texts, columns = token_store(tmp_path)
     run, codes = encoded(tmp_path, store)
@@ -199,6 +204,7 @@ def test_stored_codes_bring_their_errors_and_their_samples(tmp_path):
     assert arrays["context_offset"].shape == (n_entries + 1,)
 
 
+@pytest.mark.slow
 def test_patches_bring_photographs_with_whole_codes(tmp_path):
     store, _ = patch_store(tmp_path / "p.zarr")
     run, codes = encoded(tmp_path, store, n_features=192)
@@ -288,6 +294,7 @@ def test_what_is_no_run_or_no_codes_is_refused(tmp_path):
 # -- the command --
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_page(tmp_path):
     store, _, _ = token_store(tmp_path)
     run, codes = encoded(tmp_path, store)
@@ -298,6 +305,7 @@ def test_the_command_writes_the_page(tmp_path):
     assert page_data(out)[1]["strongest_sample"].shape == (32, 3)
 
 
+@pytest.mark.slow
 def test_the_command_reads_picture_shapes(tmp_path):
     store, _ = patch_store(tmp_path / "p.zarr")
     run, codes = encoded(tmp_path, store, n_features=192)
@@ -319,6 +327,7 @@ def test_the_command_reads_picture_shapes(tmp_path):
     assert "'8by8' is not a shape; write 16x16x3" in done.output
 
 
+@pytest.mark.slow
 def test_a_picture_shape_counts_for_the_store_of_the_codes_too(tmp_path):
     """Without --samples the store is the one that the codes name."""
     store, _ = patch_store(tmp_path / "p.zarr")

@@ -16,9 +16,10 @@ from dbksvd_dask.report.context import context_payload, find_context
 from dbksvd_dask.report.gather import CodeReader
 from dbksvd_dask.report.images import ArrayImages, StoreImages
 from dbksvd_dask.report.opening import open_samples
-from dbksvd_dask.report.samples import Samples, StoreTexts, TextSamples, TokenSamples, utf16
+from dbksvd_dask.report.samples import Samples, StoreTexts, TextSamples, TokenSamples, texts_beside, utf16
 from dbksvd_dask.report.sprites import make_sheets
 from dbksvd_dask.store.rows import open_rows
+from tests.store_helpers import make_store
 
 from .report_parts import patch_store, text_samples, token_store, unit, write_store
 
@@ -298,3 +299,13 @@ def test_large_sheets_are_jpeg(rng, monkeypatch):
     payload = make_sheets("p", np.full((4, 8, 8, 3), 90, np.uint8))
     assert payload.head["p"]["type"] == "image/jpeg"
     assert np.abs(opened(payload.arrays["p_0"]).astype(int) - 90).max() < 3
+
+
+@pytest.mark.parametrize("name", ["../secret.txt", "/etc/hosts"])
+def test_a_store_cannot_name_a_file_of_texts_elsewhere(tmp_path, name):
+    (tmp_path / "secret.txt").write_text("secret")
+    (tmp_path / "here").mkdir()
+    store = make_store(tmp_path / "here" / "s.zarr", np.ones((1, 2), np.float32), attributes={"texts": name})
+    assert texts_beside(store) is None
+    (tmp_path / "here" / "s.txt").write_text("one")
+    assert texts_beside(store) == str(tmp_path / "here" / "s.txt")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import shutil
@@ -13,7 +14,9 @@ import pytest
 
 from dbksvd_dask import DBKSVD, cluster, events
 from dbksvd_dask.errors import InputError, MismatchError, StoreError
+from dbksvd_dask.store import dictionary
 from dbksvd_dask.store.dictionary import checkpoints, open_dictionary
+from dbksvd_dask.store.lock import Owner
 from tests import clusters, jobs
 
 
@@ -48,6 +51,7 @@ def names(run):
 # ---------------------------------------------------------------------------------------------- kill and resume
 
 
+@pytest.mark.slow
 def test_driver_killed_mid_batch_and_resumed_gives_the_same_bits(store, expected, tmp_path):
     run = tmp_path / "run"
     process = clusters.start_driver(store, run, tmp_path, iteration=1, round_=1)
@@ -185,6 +189,98 @@ def damage(path, how):
         path.write_bytes(content[:-9] + bytes([content[-9] ^ 0x11]) + content[-8:])
 
 
+CHANGES = {
+    "an iteration less": lambda a: a.update(iteration=1),
+    "more iterations": lambda a: a.update(iteration=7),
+    "another threshold": lambda a: a["extra"].update(threshold=0.25),
+    "another parameter": lambda a: a["params"].update(momentum=0.3),
+    "another source": lambda a: a.update(source="store 123"),
+    "a value of the history": lambda a: a["history"]["relative_error"].__setitem__(0, 0.5),
+    "no checksum": lambda a: a.pop("attributes_crc32"),
+    "no checksums of arrays": lambda a: a.update(crc32={}),
+}
+WRONG_TYPES = {
+    "iteration": [None, "two", [2], {}],
+    "history": [None, 3, {"relative_error": 3}, {"relative_error": [[]]}],
+    "params": [None, 3, [1]],
+    "extra": [3, [1]],
+    "crc32": [None, 3, []],
+}
+
+
+def edit(checkpoint, change, *, sign=False):
+    """Change the attributes of a checkpoint; signed: with the checksum that goes with the change."""
+    meta = Path(checkpoint, "zarr.json")
+    content = json.loads(meta.read_text())
+    change(content["attributes"])
+    if sign:
+        content["attributes"][dictionary.ATTRIBUTES_CRC] = dictionary._attributes_checksum(content["attributes"])
+    meta.write_text(json.dumps(content))
+
+
+def test_a_checkpoint_with_another_iteration_is_passed_over_and_the_bits_are_the_same(
+    store, expected, run, caplog
+):
+    edit(checkpoints(run)[-1], CHANGES["an iteration less"])
+    with caplog.at_level(logging.WARNING):
+        clusters.same(clusters.on_threads(store, 2, checkpoint=run, resume=True), expected)
+    assert "its attributes are not what was written; trying the checkpoint before" in caplog.text
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_changed_attributes_of_a_checkpoint_are_damage(run, change):
+    edit(checkpoints(run)[-1], CHANGES[change])
+    path, found, damaged = dictionary.readable_checkpoint(run)
+    assert (Path(path).name, found.iteration) == ("checkpoint-000001.zarr", 1)
+    assert ["checkpoint-000002.zarr is damaged: its attributes" in str(error) for error in damaged] == [True]
+
+
+@pytest.mark.parametrize(("name", "value"), [(n, v) for n, values in WRONG_TYPES.items() for v in values])
+@pytest.mark.parametrize("sign", [False, True])
+def test_attributes_of_a_wrong_type_are_damage(run, name, value, sign):
+    edit(checkpoints(run)[-1], lambda attributes: attributes.update({name: value}), sign=sign)
+    assert dictionary.readable_checkpoint(run)[1].iteration == 1
+    with pytest.raises(StoreError, match=r"checkpoint-000002\.zarr"):
+        open_dictionary(run)
+
+
+@pytest.mark.parametrize(("name", "value"), [("data_type", "int32"), ("shape", [32, 48])])
+def test_an_array_of_another_dtype_or_shape_is_damage(run, name, value):
+    """The bytes of the chunk are the same."""
+    meta = Path(checkpoints(run)[-1], "previous", "zarr.json")
+    content = json.loads(meta.read_text())
+    content[name] = value
+    if name == "shape":
+        content["chunk_grid"]["configuration"]["chunk_shape"] = value
+    else:
+        content["fill_value"] = 0
+    meta.write_text(json.dumps(content))
+    _, found, damaged = dictionary.readable_checkpoint(run)
+    assert found.iteration == 1
+    assert "its array `previous` is not what was written" in str(damaged[0])
+
+
+def test_a_checkpoint_under_the_name_of_another_is_damage(run):
+    Path(checkpoints(run)[-1]).rename(run / "checkpoint-000009.zarr")
+    _, found, damaged = dictionary.readable_checkpoint(run)
+    assert found.iteration == 1
+    assert "checkpoint-000009.zarr is damaged: it holds iteration 2" in str(damaged[0])
+
+
+def test_a_checkpoint_of_the_format_before_is_refused(store, run):
+    edit(checkpoints(run)[-1], lambda attributes: attributes.update(format_version=1))
+    with pytest.raises(MismatchError, match=r"format version 1 .* reads version 2"):
+        clusters.on_threads(store, 1, checkpoint=run, resume=True)
+
+
+def test_what_a_fit_killed_at_its_very_end_left_goes_when_it_is_resumed(store, run):
+    before = names(run)
+    shutil.copytree(run / before[0], run / "checkpoint-000000.zarr")
+    (run / "fit.lock").write_text(json.dumps({**dataclasses.asdict(Owner.current("a fit")), "started": "1"}))
+    clusters.on_threads(store, 1, checkpoint=run, resume=True, n_iter=2)
+    assert sorted(path.name for path in run.iterdir()) == before
+
+
 def test_when_every_checkpoint_is_damaged_the_newest_is_named(store, run):
     for path in checkpoints(run):
         Path(path, "dictionary/c/0/0").unlink()
@@ -202,11 +298,12 @@ def test_no_checkpoint_holds_a_pickle(halfway):
 # ---------------------------------------------------------------------------------------------- Ctrl-C
 
 
+@pytest.mark.slow
 def test_interrupt_mid_batch_says_what_is_safe_and_goes_on_later(store, expected, tmp_path):
     run = tmp_path / "run"
     process = clusters.start_driver(store, run, tmp_path, iteration=1, round_=1)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=clusters.PATIENCE)
     assert process.returncode != 0
     assert "KeyboardInterrupt: interrupted; " in errors
     assert "checkpoint-000001.zarr is intact; go on with resume=True (--resume)" in errors

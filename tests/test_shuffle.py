@@ -21,15 +21,12 @@ from dbksvd_dask.store.activations import Aligned, open_activations, open_rows
 from dbksvd_dask.store.verify import verify_store
 from tests.import_patterns import pattern
 from tests.naive_mixing import batch_mean_ratio, shuffled_order
-from tests.store_helpers import make_store, ordered_rows, skip_fsync, tree
-
-__all__ = ["skip_fsync"]
-
+from tests.store_helpers import make_store, ordered_rows, tree
 
 # the plan: integers
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(1, 200), st.integers(1, 40), st.integers(1, 8), st.integers(0, 3))
 def test_plan_sends_every_row_somewhere_once(n_samples, chunk_rows, chunks, seed):
     plan = ShufflePlan(n_samples, chunks * chunk_rows, chunk_rows, seed)
@@ -41,7 +38,7 @@ def test_plan_sends_every_row_somewhere_once(n_samples, chunk_rows, chunks, seed
     np.testing.assert_array_equal(np.sort(shuffled_order(plan)), np.arange(n_samples))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=12).filter(sum), st.data())
 def test_rows_are_spread_within_one_of_the_exact_share(room, data):
     total = sum(room)
@@ -100,7 +97,7 @@ def test_few_features_are_looked_at(n_features):
     assert len(set(columns.tolist())) == len(columns)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(1, 90), st.integers(1, 40), st.integers(1, 40), st.integers(1, 40))
 def test_rows_that_come_in_pieces_give_the_sums_of_whole_batches(n_rows, chunk_rows, batch, step):
     rows = ordered_rows(n_rows, 20)
@@ -200,9 +197,10 @@ def test_scratch_can_lie_elsewhere(store, tmp_path, monkeypatch):
     assert not os.listdir(tmp_path / "fast")
 
 
+@pytest.mark.slow
 def test_same_bytes_after_a_kill_at_any_write_and_no_work_twice(tmp_path):
-    """SIGKILL at each publishing of a file in turn; see kill_sweep.py."""
-    command = [sys.executable, "-W", "error", "-m", "tests.kill_sweep", "shuffle", str(tmp_path)]
+    """SIGKILL at each publishing of a file in turn; see kills/sweep.py."""
+    command = [sys.executable, "-W", "error", "-m", "tests.kills.sweep", "shuffle", str(tmp_path)]
     swept = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     chunks, blocks = swept["undisturbed"]["chunks_written"], swept["undisturbed"]["blocks_written"]
     assert len(swept["points"]) > chunks + blocks

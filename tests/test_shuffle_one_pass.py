@@ -24,10 +24,8 @@ from dbksvd_dask.store.pick import RowPicker, can_pick, files_to_open, in_file_c
 from dbksvd_dask.store.write_behind import settle
 from tests.import_patterns import pattern
 from tests.naive_mixing import shuffled_order
-from tests.store_helpers import make_store, ordered_rows, skip_fsync, tree
+from tests.store_helpers import make_store, ordered_rows, tree
 from tests.test_write_behind import in_memory
-
-__all__ = ["skip_fsync"]
 
 
 @pytest.fixture
@@ -52,7 +50,8 @@ def passes(monkeypatch):
 # which row goes where
 
 
-@settings(deadline=None, max_examples=60)
+@pytest.mark.slow
+@settings(max_examples=60)
 @given(st.integers(1, 200), st.integers(1, 40), st.integers(1, 8), st.integers(0, 3))
 def test_sources_of_all_buckets_are_the_order_of_two_passes(n_samples, chunk_rows, chunks, seed):
     plan = ShufflePlan(n_samples, chunks * chunk_rows, chunk_rows, seed)
@@ -204,10 +203,11 @@ def test_short_rows_are_not_worth_a_read_each(tmp_path):
     assert not job.one_pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("passes_of", ["11", "12", "21"])
 def test_same_bytes_after_a_kill_whichever_way_it_goes_on(passes_of, tmp_path):
-    """SIGKILL at every fifth publishing of a file; see kill_sweep.py."""
-    command = [sys.executable, "-W", "error", "-m", "tests.kill_sweep", f"shuffle{passes_of}", str(tmp_path), "5"]
+    """SIGKILL at every fifth publishing of a file; see kills/sweep.py."""
+    command = [sys.executable, "-W", "error", "-m", "tests.kills.sweep", f"shuffle{passes_of}", str(tmp_path), "5"]
     swept = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     chunks, blocks = swept["undisturbed"]["chunks_written"], swept["undisturbed"]["blocks_written"]
     assert len(swept["points"]) > (chunks + blocks) / 5

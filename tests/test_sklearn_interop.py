@@ -87,6 +87,7 @@ def test_feature_names_only_for_columns():
     assert not hasattr(DBKSVD(16, 3), "get_feature_names_out")
 
 
+@pytest.mark.slow
 def test_grid_search_over_a_pipeline_and_alone(clusters):
     Y, label = clusters
     pipeline = make_pipeline(DBKSVD(16, 1, output="sparse", **OPTIONS), LogisticRegression(max_iter=500))
@@ -97,6 +98,7 @@ def test_grid_search_over_a_pipeline_and_alone(clusters):
     assert alone.best_params_ == {"k": 4}  # more atoms per sample explain more
 
 
+@pytest.mark.cluster
 def test_grid_search_gives_the_same_in_worker_processes(clusters):
     Y, _ = clusters
     grid = {"k": [1, 2]}

@@ -41,6 +41,7 @@ def test_mean_number_of_nonzeros_comes_to_k(rng, how):
     assert model.threshold_ > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [3, 5])
 def test_a_grown_dictionary_encodes_with_k_nonzeros_on_average(rng, k):
     """Its training has a threshold of its own; that of encoding has to be found beside it."""
@@ -94,6 +95,7 @@ def test_threshold_moves_the_right_way_and_not_too_far(threshold, mean, k):
     assert (new >= threshold) if mean >= k else (new <= threshold)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nonneg", [False, True])
 def test_threads_and_chunks_do_not_change_a_bit(rng, nonneg):
     Y = uneven(rng, 500)

@@ -4,21 +4,22 @@ import importlib
 import json
 import os
 import pkgutil
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
+import pytest
 from numba.core.dispatcher import Dispatcher
 
 from dbksvd_dask import kernels
 from dbksvd_dask.kernels.blas import single_blas_thread
 
+ROOT = Path(__file__).resolve().parents[1]
+
 
 def run(code, **environment):
     return run_python("-c", code, **environment)
-
-
-def run_module(name, **environment):
-    return run_python("-m", name, **environment)
 
 
 def run_python(*arguments, **environment):
@@ -46,9 +47,30 @@ def test_kernels_know_arrays_only():
     assert loaded_by(statement).isdisjoint({"dask", "distributed", "zarr", "xarray", "fsspec"})
 
 
+@pytest.mark.slow
 def test_the_library_needs_no_torch_and_no_cluster():
     modules = loaded_by("import dbksvd_dask.model, dbksvd_dask.train")
     assert modules.isdisjoint({"torch", "distributed", "cupy", "matplotlib", "click"})
+
+
+WITHOUT_EDGES = """
+import sys
+for name in ("click", "rich", "matplotlib", "PIL", "safetensors", "h5py", "pyarrow", "bokeh", "IPython"):
+    sys.modules[name] = None  # importing it fails
+import numpy as np
+from dbksvd_dask import DBKSVD, encode_store, import_activations, open_codes, shuffle_activations
+np.save("rows.npy", np.random.default_rng(0).standard_normal((60, 6)).astype("f4"))
+import_activations("rows.npy", "raw.zarr")
+shuffle_activations("raw.zarr", "store.zarr", seed=0)
+DBKSVD(8, 2, n_iter=2, checkpoint="run").fit("store.zarr")
+encode_store("store.zarr", "run", "codes.zarr")
+print(open_codes("codes.zarr").sizes["sample"])
+"""
+
+
+def test_jobs_and_fits_need_no_package_of_the_edges(tmp_path):
+    code = f"import os; os.chdir({str(tmp_path)!r})" + WITHOUT_EDGES
+    assert run(code).split() == ["60"]
 
 
 def test_every_public_name_exists_and_unknown_ones_are_refused():
@@ -59,28 +81,112 @@ def test_every_public_name_exists_and_unknown_ones_are_refused():
     assert not hasattr(dbksvd_dask, "KSVD")
 
 
-FIT = """
-import numpy as np
-from dbksvd_dask import DBKSVD
+BITS = """
+import json
 from dbksvd_dask.kernels import pursuit, update
-DBKSVD(8, 2, n_iter=1, validation=0).fit(np.random.default_rng(0).standard_normal((50, 6)).astype('f4'))
+from tests import kernel_bits
+bits = kernel_bits.checksums()
 kernels = (pursuit.pursue_tile, update._refresh, update._next_products)
-hits, misses = ([getattr(k.stats, what) for k in kernels] for what in ("cache_hits", "cache_misses"))
-print(sum(sum(h.values()) for h in hits), sum(sum(m.values()) for m in misses))
+loaded, compiled = (
+    sum(sum(getattr(kernel.stats, what).values()) for kernel in kernels) for what in ("cache_hits", "cache_misses")
+)
+print(json.dumps({"bits": bits, "loaded": loaded, "compiled": compiled}))
 """
 
 
-def test_a_second_process_compiles_nothing(tmp_path):
-    first = run(FIT, NUMBA_CACHE_DIR=str(tmp_path)).split()
-    second = run(FIT, NUMBA_CACHE_DIR=str(tmp_path)).split()
-    assert first == ["0", "3"]
-    assert second == ["3", "0"]
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory):
+    """What two processes tell that share a new cache: the first compiles, the second loads; see kernel_bits.py."""
+    cache = str(tmp_path_factory.mktemp("cache"))
+    return [json.loads(run(BITS, NUMBA_CACHE_DIR=cache)) for _ in range(2)]
 
 
-def test_kernels_give_the_same_bits_compiled_and_loaded(tmp_path):
-    """The first process compiles, the second loads what the first has kept; see kernel_bits.py."""
-    compiled, loaded = (run_module("tests.kernel_bits", NUMBA_CACHE_DIR=str(tmp_path)) for _ in range(2))
-    assert json.loads(compiled) == json.loads(loaded)
+@pytest.mark.slow
+def test_a_second_process_compiles_nothing(two_processes):
+    first, second = two_processes
+    assert first["loaded"] == 0
+    assert first["compiled"] >= 3
+    assert (second["loaded"], second["compiled"]) == (first["compiled"], 0)
+
+
+@pytest.mark.slow
+def test_kernels_give_the_same_bits_compiled_and_loaded(two_processes):
+    first, second = two_processes
+    assert first["bits"] == second["bits"]
+
+
+@pytest.fixture
+def read_only(tmp_path):
+    """A copy of the package and a home in which nothing can be written, also not by root; the environment of both.
+
+    Files stand where numba would make its folders.
+    """
+    copy = tmp_path / "site"
+    shutil.copytree(ROOT / "dbksvd_dask", copy / "dbksvd_dask", ignore=shutil.ignore_patterns("__pycache__"))
+    (copy / "dbksvd_dask" / "kernels" / "__pycache__").write_text("")
+    (tmp_path / "home").write_text("")
+    (tmp_path / "tmp").mkdir()
+    home = str(tmp_path / "home")
+    return {
+        "PYTHONPATH": str(copy),
+        "HOME": home,
+        "XDG_CACHE_HOME": home,
+        "NUMBA_CACHE_DIR": "",
+        "TMPDIR": str(tmp_path / "tmp"),
+    }
+
+
+def run_read_only(arguments, environment):
+    """Run in an empty folder, so that the copy is imported: (stdout, stderr)."""
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        cwd=environment["TMPDIR"],
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+# a few kernels that compile within seconds: what they give, and how often they were found or compiled
+FEW = """
+import hashlib
+import numpy as np
+from dbksvd_dask.kernels import moments, update
+rng = np.random.default_rng(0)
+R, x = rng.standard_normal((9, 70)).astype("f4"), rng.standard_normal((9, 1)).astype("f4")
+start, pos, local = np.arange(10), np.arange(9), np.arange(9, dtype=np.int32) % 4
+arrays = update.next_products(R, x, start, pos, local, R[:4].copy(), x[:4, 0].copy())
+sums = np.zeros(70), np.zeros(70), np.zeros(9)
+moments.column_sums(R, *sums)
+print(hashlib.sha256(b"".join(a.tobytes() for a in (*arrays, *sums))).hexdigest())
+for what in ("cache_hits", "cache_misses"):
+    print(sum(sum(getattr(k.stats, what).values()) for k in (update._next_products, moments.column_sums)))
+"""
+
+
+def test_where_nothing_can_be_written_kernels_are_kept_in_a_private_temporary_folder(read_only):
+    (first, told), (second, _) = (run_read_only(["-c", FEW], read_only) for _ in range(2))
+    expected = run(FEW).split()[0]
+    assert first.split() == [expected, "0", "2"]
+    assert second.split() == [expected, "2", "0"]
+    assert told.count("no folder for compiled kernels") == 1
+    assert "NUMBA_CACHE_DIR" in told
+    (folder,) = Path(read_only["TMPDIR"]).glob("dbksvd-numba-*")
+    assert folder.stat().st_mode & 0o077 == 0
+
+
+def test_a_temporary_folder_that_others_can_write_is_not_taken_and_the_bits_are_the_same(read_only):
+    folder = Path(read_only["TMPDIR"], f"dbksvd-numba-{os.getuid()}")
+    folder.mkdir()
+    folder.chmod(0o777)
+    found, told = run_read_only(["-c", FEW], read_only)
+    assert list(folder.iterdir()) == []
+    assert told.count("no folder for compiled kernels") == 1
+    assert "every process compiles" in told
+    assert found.split()[0] == run(FEW).split()[0]
 
 
 def test_functions_that_kernels_call_are_part_of_them():

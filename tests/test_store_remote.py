@@ -16,9 +16,7 @@ from dbksvd_dask.store import atomic, remote
 from dbksvd_dask.store.activations import create_activations, fingerprint, open_activations, open_rows
 from dbksvd_dask.store.verify import verify_store
 from tests.import_patterns import values
-from tests.store_helpers import make_store, skip_fsync
-
-__all__ = ["skip_fsync"]
+from tests.store_helpers import make_store
 
 ROWS = values((50, 6), "float32")
 

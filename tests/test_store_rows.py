@@ -13,9 +13,7 @@ from zarr.codecs import BloscCodec, GzipCodec
 from dbksvd_dask.errors import InputError, StoreError
 from dbksvd_dask.store.activations import Aligned, fingerprint, open_activations, open_aligned, open_rows
 from tests.import_patterns import pattern, values
-from tests.store_helpers import make_store, skip_fsync
-
-__all__ = ["skip_fsync"]
+from tests.store_helpers import make_store
 
 ROWS = values((22, 6), "float32")
 

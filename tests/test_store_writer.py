@@ -23,9 +23,7 @@ from dbksvd_dask.store.checksums import crc32c
 from dbksvd_dask.store.chunk_file import Stream
 from dbksvd_dask.store.verify import verify_store
 from tests.import_patterns import values
-from tests.store_helpers import make_store, skip_fsync, tree
-
-__all__ = ["skip_fsync"]
+from tests.store_helpers import make_store, tree
 
 ROWS = values((22, 6), "float16")
 

@@ -41,9 +41,9 @@ def test_partial_products_equal_the_formed_matrix(rng, make_dictionary):
     _, D, rounds, state, _ = encoded(rng, make_dictionary, dtype=np.float64)
     X = naive.dense(state.atom, state.coefficient, D.shape[0])
     for r, members in enumerate(rounds.atoms):
-        W, x2 = chunk.first_product(state, r, members.size)
+        W, (x2,), _ = chunk.first_product(state, r, members.size)
         lz = lanczos.warm_start(W, x2, D[members])
-        W2, sx, s2 = chunk.next_product(state, r, lz)
+        W2, (sx, s2), _ = chunk.next_product(state, r, lz)
         for local, j in enumerate(members):
             E, samples = naive.error_matrix(state.R, X, D, j)
             if samples.size == 0:

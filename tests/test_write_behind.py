@@ -14,9 +14,6 @@ from dbksvd_dask.store import write_behind
 from dbksvd_dask.store.activations import create_activations, open_rows
 from dbksvd_dask.store.verify import verify_store
 from dbksvd_dask.store.write_behind import MIN_BYTES, WriteBehind, settle
-from tests.store_helpers import skip_fsync
-
-__all__ = ["skip_fsync"]
 
 CONTENT = np.random.default_rng(0).bytes(MIN_BYTES)
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import click
 
 from dbksvd_dask.events import Callback, JobProgress
+from dbksvd_dask.safe_text import printable, redacted, redacted_values
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -148,18 +149,21 @@ def report(fields: Mapping[str, Any], as_json: bool, text: str | None = None) ->
         What people read; default: one line per field.
     """
     if as_json:
-        click.echo(json.dumps(fields, indent=1, default=str))
-    elif text is not None:
-        click.echo(text)
+        click.echo(json.dumps(redacted_values(fields), indent=1, default=str))
     else:
-        click.echo(table(fields))
+        say(table(fields) if text is None else text)
+
+
+def say(text: str, err: bool = False) -> None:
+    """Print text for people, whatever the files say that it names: no credentials, no terminal codes."""
+    click.echo(printable(redacted(text), keep="\n\t"), err=err)
 
 
 def table(fields: Mapping[str, Any]) -> str:
     """Lay out names and values in two columns; None is left out, bytes and seconds are put in words."""
     shown = {name.replace("_", " "): value for name, value in fields.items() if value is not None}
     width = max((len(name) for name in shown), default=0)
-    return "\n".join(f"{name:<{width}}  {_plain(value, name)}" for name, value in shown.items())
+    return "\n".join(f"{printable(name):<{width}}  {_plain(value, name)}" for name, value in shown.items())
 
 
 def _plain(value: Any, name: str = "") -> str:
@@ -168,12 +172,12 @@ def _plain(value: Any, name: str = "") -> str:
     if isinstance(value, int | float) and name.endswith("seconds"):
         return format_seconds(value)
     if isinstance(value, Mapping):
-        return ", ".join(f"{k} {_plain(v)}" for k, v in value.items()) or "none"
+        return ", ".join(f"{printable(str(k))} {_plain(v)}" for k, v in value.items()) or "none"
     if isinstance(value, list | tuple):
         return ", ".join(map(_plain, value)) or "none"
     if isinstance(value, float):
         return f"{value:.4g}"
-    return str(value)
+    return printable(str(value))
 
 
 def write_seconds(path: str, nbytes: int = 1 << 25) -> float | None:

@@ -103,6 +103,7 @@ def _plan(store: str, dictionary: str, path: str, **given: Any) -> dict[str, Any
     from dbksvd_dask.encode_job import EncodeJob
     from dbksvd_dask.encoding import BLOCK_ROWS
     from dbksvd_dask.memory import BASE_BYTES
+    from dbksvd_dask.plan import TILE_ROWS
 
     part = given.pop("part")
     for name in ("finish", "resume", "log"):
@@ -115,7 +116,7 @@ def _plan(store: str, dictionary: str, path: str, **given: Any) -> dict[str, Any
     threads = dask.system.CPU_COUNT
     # a chunk as stored and as read, a block and its residual, the tile of products, the codes and sums of a unit
     task = plan.chunk_rows * reader.n_features * (reader.stored.itemsize + reader.dtype.itemsize)
-    task += 2 * BLOCK_ROWS * reader.n_features * itemsize + 512 * plan.n_atoms * itemsize
+    task += 2 * BLOCK_ROWS * reader.n_features * itemsize + TILE_ROWS * plan.n_atoms * itemsize
     task += plan.nbytes(plan.unit_rows) + plan.n_atoms * (plan.n_top * 12 + 40)
     shared = plan.n_atoms * (plan.n_atoms + reader.n_features) * itemsize
     read_bytes = rows * reader.n_features * reader.stored.itemsize

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import io
 import logging
 import sys
+import traceback
 from typing import NoReturn
 
 import click
 
+from dbksvd_dask.cli.common import say
 from dbksvd_dask.errors import DBKSVDError
+from dbksvd_dask.safe_text import printable, redacted
 
 # name -> module holding a click command called `command`; loaded on use, so `dbksvd --help` stays quick
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -67,7 +71,17 @@ def cli(ctx: click.Context, verbose: int) -> None:
     """  # noqa: D301 - click needs the backspace character itself
     ctx.ensure_object(dict)["verbose"] = verbose
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
-    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_SafeLines("%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler])
+
+
+class _SafeLines(logging.Formatter):
+    """Log lines without credentials and terminal codes, whichever library wrote them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Lay out a record."""
+        return printable(redacted(super().format(record)), keep="\n\t")
 
 
 def _run(args: list[str]) -> NoReturn:
@@ -81,7 +95,9 @@ def _run(args: list[str]) -> NoReturn:
     except click.exceptions.Exit as done:
         sys.exit(done.exit_code)
     except click.ClickException as error:
-        error.show()
+        shown = io.StringIO()
+        error.show(shown)
+        say(shown.getvalue().rstrip("\n"), err=True)
         sys.exit(error.exit_code)
     except click.Abort as error:
         cause = error.__cause__
@@ -100,24 +116,21 @@ def main(argv: list[str] | None = None) -> NoReturn:
     verbose = any(a == "--verbose" or (a.startswith("-v") and set(a[1:]) == {"v"}) for a in args)
     try:
         _run(args)
-    except (DBKSVDError, OSError, MemoryError) as error:
-        if verbose:
-            raise
-        message = " ".join(str(error).split()) or type(error).__name__
-        click.echo(f"dbksvd: error: {message}", err=True)
-        sys.exit(1)
-    except Exception as error:  # not foreseen: still one line, and how to see the rest
-        if verbose:
-            raise
-        message = " ".join(str(error).split())
-        click.echo(
-            f"dbksvd: error: {type(error).__name__}: {message} (`dbksvd -v` shows where it happened)", err=True
-        )
+    except Exception as error:
+        say(traceback.format_exc().rstrip("\n") if verbose else f"dbksvd: error: {_in_one_line(error)}", err=True)
         sys.exit(1)
     except KeyboardInterrupt as error:
         if verbose:
             raise
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # reads cut short need no word
         message = " ".join(str(error).split()) or "; ".join(["interrupted", *_how_to_go_on(args)])
-        click.echo(f"dbksvd: {message}", err=True)
+        say(f"dbksvd: {message}", err=True)
         sys.exit(130)
+
+
+def _in_one_line(error: Exception) -> str:
+    """What to say of a failure; of one that was not foreseen also its kind, and how to see the rest."""
+    message, kind = " ".join(str(error).split()), type(error).__name__
+    if isinstance(error, DBKSVDError | OSError | MemoryError):
+        return message or kind
+    return f"{kind}: {message} (`dbksvd -v` shows where it happened)"

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import click
-
 from dbksvd_dask import events
+from dbksvd_dask.cli.common import say
 
 # seconds between two lines where there is no terminal; a log of a night then has some thousand
 LINE_EVERY = 10.0
@@ -29,26 +28,26 @@ def watching(as_json: bool, log: str | None = None) -> Iterator[list[events.Call
 
     terminal = sys.stderr.isatty()
     with progress.subscribers(bar=terminal and not as_json, log=log) as callbacks:
-        yield callbacks if terminal or as_json else [*callbacks, Lines()]
+        yield callbacks if terminal or as_json else [*callbacks, Lines(LINE_EVERY)]
 
 
 class Lines:
     """Writes where a fit or a job stands to standard error, one line at a time, not too often."""
 
-    def __init__(self, every: float = LINE_EVERY) -> None:
+    def __init__(self, every: float, clock: Callable[[], float] = time.monotonic) -> None:
         from dbksvd_dask.progress import Snapshot
 
-        self._every, self._view = every, Snapshot()
-        self._last = time.monotonic()
+        self._every, self._clock, self._view = every, clock, Snapshot()
+        self._last = clock()
 
     def __call__(self, event: events.Event) -> None:
         """Take an event in, and write a line if it is time for one."""
         self._view.take(event)
         text = self._text(event)
-        now = time.monotonic()
+        now = self._clock()
         if text is not None and now - self._last >= self._every:
             self._last = now
-            click.echo(text, err=True)
+            say(text, err=True)
 
     def _text(self, event: Any) -> str | None:
         from dbksvd_dask.progress import describe

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 
 from dbksvd_dask.kernels.blas import single_blas_thread
-from dbksvd_dask.kernels.encode import TILE_ROWS, EncodeSpec, encode_rows, gram_matrix
+from dbksvd_dask.kernels.encode import EncodeSpec, encode_rows, gram_matrix
 from dbksvd_dask.kernels.pursuit import NOISE, STEPS_PER_ATOM
+from dbksvd_dask.plan import TILE_ROWS
 
 # Beyond this the gram alone takes more than 1 GB; the pursuit on the residual needs none.
 GRAM_ATOMS = 16384

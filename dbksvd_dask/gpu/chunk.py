@@ -13,6 +13,7 @@ import numpy as np
 from dbksvd_dask.gpu import device, encode, moments, update
 from dbksvd_dask.gpu.update import Entries
 from dbksvd_dask.kernels.encode import AtomWeights, EncodeSpec
+from dbksvd_dask.kernels.scale import in_units, unit_of
 from dbksvd_dask.lanczos import LanczosState, namespace
 
 Sums = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -26,6 +27,7 @@ class DeviceState(NamedTuple):
     coefficient: Any  # (n, k)
     entries: Entries
     stats: Any = None  # `chunk.ChunkStats` after its encoding, on the host
+    unit: int = 0  # exponent of the units of its sums of products, see `kernels.scale`
 
 
 def prepare(raw: Any, mean: np.ndarray | None, dtype: Any) -> Any:
@@ -63,15 +65,23 @@ def encode_chunk(
         R = encode.residual(Y, atom, coefficient, D)
         entries = update.group_by_round(atom, rounds.round_of, rounds.local_of, len(rounds.atoms))
         counts = update.count_atoms(entries, rounds.round_of, rounds.local_of)
-    return DeviceState(R, atom, coefficient, entries), counts
+        unit = _unit(coefficient)
+    return DeviceState(R, atom, coefficient, entries, unit=unit), counts
+
+
+def _unit(coefficient: Any) -> int:
+    """Units of the sums of a chunk, from its largest coefficient."""
+    xp = namespace(coefficient)
+    largest = device.to_host(xp.max(xp.abs(coefficient)))
+    return unit_of(float(largest), largest.dtype)
 
 
 def encode_rows(
-    Y: Any, D: Any, gram: Any, spec: EncodeSpec, weights: AtomWeights | None = None
+    Y: Any, D: Any, gram: Any, spec: EncodeSpec, weights: AtomWeights | None = None, first: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
     """Encode samples, from the host or on the device: codes on the host, atom (n, k) and coefficient (n, k)."""
     with device.turn("gpu" if device.on_device(gram) else "cpu"):
-        atom, coefficient = encode.encode_rows(device.current().asarray(Y), D, gram, spec, weights)
+        atom, coefficient = encode.encode_rows(device.current().asarray(Y), D, gram, spec, weights, first)
         return device.to_host(atom), device.to_host(coefficient)
 
 
@@ -83,12 +93,12 @@ def residual(Y: np.ndarray, atom: np.ndarray, coefficient: np.ndarray, D: Any) -
 
 
 def measure(
-    Y: Any, D: Any, gram: Any, spec: EncodeSpec, weights: AtomWeights | None = None
+    Y: Any, D: Any, gram: Any, spec: EncodeSpec, weights: AtomWeights | None = None, first: int = 0
 ) -> tuple[Sums, Sums, int]:
     """Encode samples and sum over them and over their residual; also the number of nonzeros."""
     with device.turn("gpu" if device.on_device(gram) else "cpu"):
         Y = device.current().asarray(Y)
-        atom, coefficient = encode.encode_rows(Y, D, gram, spec, weights)
+        atom, coefficient = encode.encode_rows(Y, D, gram, spec, weights, first)
     with device.turn("gpu"):
         R = encode.residual(Y, atom, coefficient, D)
         return row_sums(Y), row_sums(R), int(np.count_nonzero(device.to_host(atom) >= 0))
@@ -118,17 +128,20 @@ def park(state: DeviceState) -> DeviceState:
     return state._replace(R=device.to_host(state.R))
 
 
-def first_product(state: DeviceState, r: int, n_local: int) -> tuple[Any, Any]:
-    """Partial sums of the warm start of round `r`: (n_local, d) and (n_local,)."""
+def first_product(state: DeviceState, r: int, n_local: int) -> tuple[Any, tuple[Any], int]:
+    """Partial sums of the warm start of round `r`: (n_local, d) and ((n_local,),), and their units."""
     with device.turn("gpu"):
-        return update.start_products(_residual(state), state.coefficient, state.entries, r, n_local)
+        x = in_units(state.coefficient, state.unit)
+        W, x2 = update.start_products(_residual(state), x, state.entries, r, n_local)
+        return W, (x2,), state.unit
 
 
-def next_product(state: DeviceState, r: int, lz: LanczosState) -> tuple[Any, Any, Any]:
-    """Partial sums of one Lanczos product of round `r`: (n_local, d), (n_local,), (n_local,)."""
+def next_product(state: DeviceState, r: int, lz: LanczosState) -> tuple[Any, tuple[Any, Any], int]:
+    """Partial sums of one Lanczos product of round `r`: (n_local, d) and twice (n_local,), and their units."""
     with device.turn("gpu"):
-        R = _residual(state)
-        return update.next_products(R, state.coefficient, state.entries, r, lz.basis[-1], lz.dv)
+        x, V = in_units(state.coefficient, state.unit), in_units(lz.basis[-1], state.unit)
+        W, sx, s2 = update.next_products(_residual(state), x, state.entries, r, V, lz.dv)
+        return W, (sx, s2), state.unit
 
 
 def refresh_chunk(state: DeviceState, r: int, D: Any, members: np.ndarray, new: Any, nonneg: bool) -> DeviceState:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from dbksvd_dask import plan
 from dbksvd_dask.gpu import device, kernels
 from dbksvd_dask.gpu.plan import product_tile_rows
 from dbksvd_dask.kernels import encode as host
@@ -26,9 +27,10 @@ _SUM_ROWS = 1024
 _REFIT_BLOCKS = 2048
 
 
-def row_tiles(n: int, size: int) -> list[slice]:
-    """Cut n rows into tiles of at most `size`."""
-    return [slice(a, min(a + size, n)) for a in range(0, n, size)]
+def row_tiles(n: int, size: int, first: int = 0) -> list[slice]:
+    """Cut n rows into tiles of at most `size`; `first` is the index of the first row, and cuts lie on its grid."""
+    lead = first % plan.GRID_ROWS % size  # tiles of fewer rows than the grid have cuts between its lines
+    return [slice(max(a - lead, 0), min(a - lead + size, n)) for a in range(0, lead + n, size)]
 
 
 def squared_norms(Y: Any) -> Any:
@@ -47,7 +49,7 @@ def gram_matrix(D: Any) -> Any:
 
 
 def encode_rows(
-    Y: Any, D: Any, gram: Any, spec: EncodeSpec, weights: AtomWeights | None = None
+    Y: Any, D: Any, gram: Any, spec: EncodeSpec, weights: AtomWeights | None = None, first: int = 0
 ) -> tuple[Any, Any]:
     """Encode samples with a dictionary; the pursuit runs where the gram is.
 
@@ -56,7 +58,7 @@ def encode_rows(
     Y : device array of shape (n, n_features)
     D : device array of shape (n_atoms, n_features), unit rows, same dtype as Y
     gram : (n_atoms, n_atoms), on the device or a numpy array
-    weights : as in `kernels.encode.encode_rows`
+    weights, first : as in `kernels.encode.encode_rows`
 
     Returns
     -------
@@ -64,16 +66,16 @@ def encode_rows(
     coefficient : device array of shape (n, k)
     """
     if not device.on_device(gram):
-        return _encode_on_host(Y, D, gram, spec, weights)
+        return _encode_on_host(Y, D, gram, spec, weights, first)
     if spec.encoder != "mp" or weights is not None:
         # orthogonal pursuit keeps k rows of n_atoms products per sample: too much for shared memory; a weighted
         # one, of growing dictionaries only, has no kernel of its own
-        return _encode_on_host(Y, D, device.to_host(gram), spec, weights)
+        return _encode_on_host(Y, D, device.to_host(gram), spec, weights, first)
     xp = namespace(Y)
     norm2 = squared_norms(Y)
     limit = _limits(norm2, spec, Y.dtype)
     parts = []
-    for rows in row_tiles(Y.shape[0], product_tile_rows(Y.shape[0], D.shape[0], _itemsize(Y))):
+    for rows in row_tiles(Y.shape[0], product_tile_rows(Y.shape[0], D.shape[0], _itemsize(Y)), first):
         prods = Y[rows, :] @ D.T
         parts.append(_pursue(prods, gram, norm2[rows], limit[rows], spec))
     return xp.concat([atom for atom, _ in parts]), xp.concat([coefficient for _, coefficient in parts])
@@ -135,16 +137,16 @@ def _pursue(prods: Any, gram: Any, norm2: Any, limit: Any, spec: EncodeSpec) -> 
 
 
 def _encode_on_host(
-    Y: Any, D: Any, gram: np.ndarray, spec: EncodeSpec, weights: AtomWeights | None = None
+    Y: Any, D: Any, gram: np.ndarray, spec: EncodeSpec, weights: AtomWeights | None = None, first: int = 0
 ) -> tuple[Any, Any]:
     """Products on the device, pursuit on the host: two pinned buffers, one being filled while one is read."""
     space = device.current()
     n, m = Y.shape[0], D.shape[0]
-    tiles = row_tiles(n, host.TILE_ROWS)
+    tiles = row_tiles(n, plan.TILE_ROWS, first)
     dtype = np.dtype(np.float64 if _itemsize(Y) == 8 else np.float32)
     norm2 = space.to_host(squared_norms(Y))
     atom, coefficient = np.empty((n, spec.k), np.int32), np.empty((n, spec.k), dtype)
-    buffers = [space.pinned((min(n, host.TILE_ROWS), m), dtype) for _ in tiles[:2]]
+    buffers = [space.pinned((min(n, plan.TILE_ROWS), m), dtype) for _ in tiles[:2]]
 
     def begin(t: int) -> Callable[[], None]:
         rows = tiles[t]

@@ -14,6 +14,8 @@ import math
 
 from numba import config, cuda, float64, int32
 
+from dbksvd_dask.kernels._jit import cached
+
 # Threads per block at most, which sizes the shared arrays of the reductions. With 256 threads and 4096 products of
 # 4 bytes four blocks fit on a multiprocessor of a T4 (64 KB, 1024 threads).
 MAX_THREADS = 256
@@ -79,7 +81,7 @@ def _block_sum(value, values):
 # ---------------------------------------------------------------------------------------------- encoding
 
 
-@cuda.jit(cache=True, **_PURSUE_OPTIONS)
+@cached(cuda.jit, **_PURSUE_OPTIONS)
 def pursue(prods, gram, norm2, limit, stages, steps_per_atom, rtol, nonneg, in_shared, atom, coefficient, rest):
     """Matching pursuit, one block per sample; the rules of `kernels.pursuit` and `kernels.staged`.
 
@@ -189,7 +191,7 @@ def _n_used(atom, i):
     return n
 
 
-@cuda.jit(cache=True)
+@cached(cuda.jit)
 def refit(gram, atom, rest, A, delta, coefficient):
     """Least squares on the found supports: solves ``gram[S, S] delta = rest`` by Cholesky, blocks over samples.
 
@@ -239,7 +241,7 @@ def refit(gram, atom, rest, A, delta, coefficient):
             coefficient[i, r] += delta[b, r]
 
 
-@cuda.jit(cache=True)
+@cached(cuda.jit)
 def refit_nonneg(gram, atom, rest, A, delta, coefficient):
     """Non-negative least squares on the found supports by coordinate descent; arguments as in `refit`."""
     b = cuda.blockIdx.x
@@ -275,7 +277,7 @@ def refit_nonneg(gram, atom, rest, A, delta, coefficient):
                 break
 
 
-@cuda.jit(cache=True)
+@cached(cuda.jit)
 def subtract_reconstruction(Y, atom, coefficient, D, R):
     """Write the residual Y - X D to R, one block per sample."""
     i = cuda.blockIdx.x
@@ -291,7 +293,7 @@ def subtract_reconstruction(Y, atom, coefficient, D, R):
 # ---------------------------------------------------------------------------------------------- update
 
 
-@cuda.jit(cache=True)
+@cached(cuda.jit)
 def entry_products(R, x, start, pos, local, V, dv, weight):
     """Products ``s = R_i . v + x_i (d_j . v)`` of every nonzero of a round, one block per sample.
 
@@ -314,7 +316,7 @@ def entry_products(R, x, start, pos, local, V, dv, weight):
             weight[pos[e]] = s + x[pos[e]] * dv[j]
 
 
-@cuda.jit(cache=True)
+@cached(cuda.jit)
 def atom_sums(R, weight, x, order, rows, first, j0, W, wx, w2):
     """Sums over the samples of each atom, in the order of the samples: ``w R_i``, ``w x`` and ``w^2``.
 
@@ -352,7 +354,7 @@ def atom_sums(R, weight, x, order, rows, first, j0, W, wx, w2):
             w2[j] = b
 
 
-@cuda.jit(cache=True)
+@cached(cuda.jit)
 def refresh(R, x, start, pos, local, old, new, nonneg, in_shared, R_new, x_new):
     """Exchange a round's atoms and refit their coefficients, one block per sample; as `kernels.update.refresh`.
 

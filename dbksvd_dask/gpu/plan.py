@@ -10,11 +10,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from dbksvd_dask.errors import MemoryPlanError
+from dbksvd_dask.plan import TILE_ROWS
 
 # Products per matrix product on the device: enough rows to keep every multiprocessor busy, little memory.
 TILE_BYTES = 128 << 20
-# Rows of a host-side tile (as kernels.encode.TILE_ROWS), of which two are on their way at a time.
-_HOST_TILE_ROWS = 512
 # Rows widened to float64 at a time by the metrics, with three such arrays alive.
 _SUM_ROWS = 1024
 # Smaller chunks than this leave a device idle between launches; down to the first number chunks are cut before
@@ -113,7 +112,7 @@ def chunk_bytes(sizes: Sizes, n_rows: int, gram_on_device: bool) -> int:
     if gram_on_device:
         tile = product_tile_rows(n_rows, sizes.n_atoms, sizes.itemsize)
     else:
-        tile = 2 * min(n_rows, _HOST_TILE_ROWS)
+        tile = 2 * min(n_rows, TILE_ROWS)  # two are on their way at a time
     sums = 3 * min(n_rows, _SUM_ROWS) * sizes.n_features * 8
     keys = 5 * n_rows * sizes.k * 8
     refit = min(n_rows, 2048) * (sizes.k + 1) * sizes.k * 8

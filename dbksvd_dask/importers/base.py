@@ -87,6 +87,11 @@ class SourceFile(ABC):
     path: str
     arrays: dict[str, ArrayInfo]
 
+    @property
+    def outside(self) -> dict[str, str]:
+        """Arrays whose values lie in other files, which are not read, each with the place that is named."""
+        return {}
+
     @abstractmethod
     def read_items(self, name: str, start: int, stop: int) -> Array:
         """Read entries [start, stop) along the first axis, in native byte order.

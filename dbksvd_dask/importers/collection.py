@@ -126,6 +126,7 @@ class Collection:
         try:
             arrays = {name: self._hinted(info, "Vui") for name, info in file.arrays.items()}
             name = _choose(path, arrays, self.array)
+            _refuse_outside(file, (name, *self._wanted))
             info = arrays[name]
             if self.members:
                 self._check_fits(path, info)
@@ -319,6 +320,16 @@ def _require_rows(path: str, arrays: dict[str, ArrayInfo], name: str) -> str:
             "(n_samples, n_features) or (sequence, token, feature), with one feature or more"
         )
     return name
+
+
+def _refuse_outside(file: SourceFile, names: Sequence[str]) -> None:
+    """Refuse arrays that would make an import read files which nobody has named."""
+    for name in names:
+        if name in file.outside:
+            raise InputError(
+                f"the values of `{name}` lie outside of {file.path}, in {file.outside[name]}; import that file "
+                "itself, or copy the values into one file"
+            )
 
 
 def _refuse_nameless(label: str, info: ArrayInfo) -> None:

@@ -23,6 +23,7 @@ class Hdf5File(SourceFile):
             raise InputError(f"reading {path} needs h5py: pip install 'dbksvd-dask[importers]'") from error
         self.path = path
         self.arrays = {}
+        self._outside: dict[str, str] = {}
         try:
             self._file = h5py.File(path, "r")
         except OSError as error:
@@ -33,11 +34,35 @@ class Hdf5File(SourceFile):
                 return
             if isinstance(node, h5py.Dataset) and node.shape and node.dtype.kind in "biufV":
                 self.arrays[name] = ArrayInfo(tuple(node.shape), numeric_name(node.dtype))
+            if isinstance(node, h5py.Dataset) and (place := _elsewhere(node)):
+                self._outside[name] = place
 
         try:
             self._file.visititems(visit)
+            self._add_indirect()
         except _DAMAGE as error:
             raise StoreError(f"{path} is not a readable HDF5 file, or damaged: {brief(error)}") from error
+
+    @property
+    def outside(self) -> dict[str, str]:
+        """External datasets, and virtual ones of other files, with the first file of each."""
+        return self._outside
+
+    def _add_indirect(self) -> None:
+        """Add virtual datasets of this very file where something in it leads out of it: they may lead there."""
+        from h5py import ExternalLink
+
+        ways = [link.filename for link in self._links() if isinstance(link, ExternalLink)]
+        ways += self._outside.values()
+        for name in self.arrays:
+            if ways and name not in self._outside and self._file[name].is_virtual:
+                self._outside[name] = ways[0]
+
+    def _links(self) -> list[Any]:
+        """Every link of the file that is not a name of an object in it."""
+        found: list[Any] = []
+        self._file.visititems_links(lambda _, link: found.append(link))
+        return found
 
     def read_items(self, name: str, start: int, stop: int) -> Array:
         """Read entries [start, stop) along the first axis."""
@@ -53,6 +78,14 @@ class Hdf5File(SourceFile):
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _elsewhere(dataset: Any) -> str:
+    """File in which a dataset keeps values, if that is another one: external storage, or a virtual source."""
+    names = [entry[0] for entry in dataset.external or ()]
+    if dataset.is_virtual:
+        names += [source.file_name for source in dataset.virtual_sources() if source.file_name != "."]
+    return str(names[0]) if names else ""
 
 
 def open_hdf5(path: str, hints: Hints) -> SourceFile:

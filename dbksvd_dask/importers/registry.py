@@ -176,12 +176,19 @@ def _dataset_files(folder: str) -> list[str]:
     described = os.path.join(folder, "state.json")
     found = atomic.read_json(described)
     try:
-        paths = [os.path.join(folder, entry["filename"]) for entry in found["_data_files"]]
+        names = [str(os.fspath(entry["filename"])) for entry in found["_data_files"]]
     except (KeyError, TypeError) as error:
         raise StoreError(
             f"{described} does not list the data files of a dataset (`_data_files`); save the dataset again, or "
             f"give its files as a pattern such as '{folder}/*.arrow'"
         ) from error
+    outside = [name for name in names if os.path.isabs(name) or ".." in name.split(os.sep) or "\0" in name]
+    if outside:
+        raise InputError(
+            f"{described} lists {outside[0]!r}, which lies outside of {folder}; import that file itself, or "
+            "save the dataset again"
+        )
+    paths = [os.path.join(folder, name) for name in names]
     missing = [path for path in paths if not os.path.isfile(path)]
     if missing:
         raise StoreError(f"no file at {missing[0]}, which {described} lists; copy the dataset again")

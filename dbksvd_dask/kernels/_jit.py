@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import stat
+import tempfile
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import config, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -14,14 +20,63 @@ from numba.extending import intrinsic
 # meaning (no `nnan`/`ninf`): inputs are checked, but a kernel that meets one must not go astray.
 FAST = frozenset({"reassoc", "contract", "nsz", "arcp"})
 
+logger = logging.getLogger(__name__)
+
+
+@cache
+def _fallback() -> str | None:
+    """Folder for compiled kernels where numba finds none: one of this user in the temporary folder, or None.
+
+    What is loaded from it is run, so a folder that others can write to is not taken.
+    """
+    folder = os.path.join(tempfile.gettempdir(), f"dbksvd-numba-{os.getuid()}")
+    try:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        found = os.lstat(folder)
+        private = found.st_uid == os.getuid() and not stat.S_IMODE(found.st_mode) & 0o022
+        if private and stat.S_ISDIR(found.st_mode) and os.access(folder, os.W_OK):
+            logger.warning(
+                "no folder for compiled kernels can be written; using %s (or set NUMBA_CACHE_DIR)", folder
+            )
+            return folder
+    except OSError:
+        pass
+    logger.warning("no folder for compiled kernels can be written: every process compiles; set NUMBA_CACHE_DIR")
+    return None
+
+
+def _cached_in(folder: str, compiler: Any, function: Any, options: dict[str, Any]) -> Any:
+    """Compile lazily with a cache in a folder: numba chooses the place when a function is decorated."""
+    before, config.CACHE_DIR = config.CACHE_DIR, folder
+    try:
+        return compiler(cache=True, **options)(function)
+    finally:
+        config.CACHE_DIR = before
+
+
+def cached(compiler: Any, **options: Any) -> Callable[[Any], Any]:
+    """Decorate with `njit` or `cuda.jit`, compiled code kept for other processes wherever that can be written."""
+
+    def decorate(function: Any) -> Any:
+        try:
+            return compiler(cache=True, **options)(function)
+        except RuntimeError as error:
+            if "cannot cache function" not in str(error):
+                raise
+        folder = _fallback()
+        return compiler(**options)(function) if folder is None else _cached_in(folder, compiler, function, options)
+
+    return decorate
+
+
 # nogil: Dask threads run kernels side by side. Never `parallel=True`: numba's workqueue layer aborts the
 # process when two threads enter it, and parallelism here is over chunks anyway.
-jit = njit(nogil=True, cache=True, error_model="numpy", fastmath=set(FAST))
+jit = cached(njit, nogil=True, error_model="numpy", fastmath=set(FAST))
 
 # For functions that kernels call. Left to itself, LLVM keeps some of them as functions of their own, which exist
 # twice: compiled by themselves, and inside each caller's module, optimised once more and rounded otherwise. The
 # process that compiles runs the first, processes that load the cache run the second: other bits.
-inner = njit(nogil=True, cache=True, error_model="numpy", fastmath=set(FAST), forceinline=True)
+inner = cached(njit, nogil=True, error_model="numpy", fastmath=set(FAST), forceinline=True)
 
 _MAX_FLAGS = ("nnan", "ninf", "nsz", "reassoc", "arcp", "contract", "afn")
 

@@ -8,6 +8,9 @@ from contextlib import contextmanager
 from functools import cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
+import llvmlite.binding as llvm
+import numba
+import numpy as np
 from threadpoolctl import OpenBLASController, ThreadpoolController
 
 P = ParamSpec("P")
@@ -69,3 +72,15 @@ def one_blas_thread(function: Callable[P, T]) -> Callable[P, T]:
             return function(*args, **kwargs)
 
     return wrapper
+
+
+def arithmetic() -> str:
+    """What decides the last bits of the results of this process: numpy, its BLAS kernels, numba's processor.
+
+    Two processes for which it is the same text round the same way.
+    """
+    found = [info for info in _controller().info() if info["user_api"] == "blas"]
+    own = [info for info in found if "numpy" in info["filepath"]] or found  # scipy may bring a BLAS of its own
+    kernels = sorted({f"{i['internal_api']} {i['version']} {i.get('architecture', '')}".strip() for i in own})
+    processor = numba.config.CPU_NAME or llvm.get_host_cpu_name()
+    return ", ".join([f"numpy {np.__version__}", *kernels, f"numba {numba.__version__} for {processor}"])

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dbksvd_dask import plan
 from dbksvd_dask.kernels import pool
 from dbksvd_dask.kernels._jit import jit, kernel_input
 from dbksvd_dask.kernels.omp import orthogonal_tile
@@ -14,10 +15,8 @@ from dbksvd_dask.kernels.staged import staged_tile
 from dbksvd_dask.kernels.update import subtract_reconstruction
 from dbksvd_dask.kernels.weighted import weighted_tile
 
-# Rows per matrix product. BLAS is at full speed from about 256 rows on; 512 rows of 4096 atoms are 8 MB.
-TILE_ROWS = 512
-# Columns of the gram per matrix product; see `gram_bounds`.
-GRAM_BLOCK = 1024
+# Columns of the gram per matrix product, a multiple of `plan.GRID_ROWS`; see `gram_bounds`.
+GRAM_BLOCK = 960
 
 
 class EncodeSpec(NamedTuple):
@@ -97,8 +96,23 @@ def squared_norms(Y):
     return out
 
 
+def _products(rows: np.ndarray, D: np.ndarray, tile: plan.Tile, buffer: np.ndarray) -> np.ndarray:
+    """Products of the rows of one tile with all atoms, each row at its place on the grid: (n, n_atoms)."""
+    n = rows.shape[0]
+    if tile.height != n:
+        padded = np.zeros((tile.height, rows.shape[1]), rows.dtype)
+        padded[tile.place : tile.place + n] = rows
+        rows = padded
+    return np.dot(rows, D.T, out=buffer[: tile.height])[tile.place : tile.place + n]
+
+
 def encode_rows(
-    Y: np.ndarray, D: np.ndarray, gram: np.ndarray, spec: EncodeSpec, weights: AtomWeights | None = None
+    Y: np.ndarray,
+    D: np.ndarray,
+    gram: np.ndarray,
+    spec: EncodeSpec,
+    weights: AtomWeights | None = None,
+    first: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Encode samples with a dictionary.
 
@@ -108,6 +122,8 @@ def encode_rows(
     D : ndarray of shape (n_atoms, n_features), unit rows, same dtype as Y
     gram : ndarray of shape (n_atoms, n_atoms)
     weights : in what atoms differ, or None; takes the place of encoder and stages
+    first : index of the first sample in its source; a sample's last bits depend on its own index modulo
+        `plan.GRID_ROWS`, and on nothing else about how the source is cut
 
     Returns
     -------
@@ -119,11 +135,12 @@ def encode_rows(
     atom = np.empty((n, k), np.int32)
     coefficient = np.empty((n, k), Y.dtype)
     norm2 = squared_norms(Y)
-    buffer = np.empty((min(n, TILE_ROWS), D.shape[0]), Y.dtype)
-    for a in range(0, n, TILE_ROWS):
-        b = min(a + TILE_ROWS, n)
-        prods = np.dot(Y[a:b], D.T, out=buffer[: b - a])
-        _encode_tile(prods, gram, norm2[a:b], spec, atom[a:b], coefficient[a:b], weights)
+    tiles = plan.grid_tiles(n, first, D.size)
+    buffer = np.empty((max((tile.height for tile in tiles), default=0), D.shape[0]), Y.dtype)
+    for tile in tiles:
+        part = slice(tile.start, tile.stop)
+        prods = _products(Y[part], D, tile, buffer)
+        _encode_tile(prods, gram, norm2[part], spec, atom[part], coefficient[part], weights)
     return atom, coefficient
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from dbksvd_dask.errors import InputError, StoreError
 from dbksvd_dask.report.pack import Payload, narrow
+from dbksvd_dask.safe_text import redacted_values
 from dbksvd_dask.store import remote
 from dbksvd_dask.store.rows import RowReader, open_aligned
 
@@ -309,13 +310,13 @@ def provenance(store: str) -> dict[str, Any]:
     """What the store says about itself."""
     attributes = dict(remote.open_zarr(store).attrs)
     held = attributes.get("provenance", attributes)
-    return {str(k): v for k, v in dict(held).items()} if isinstance(held, dict) else {}
+    return {str(k): redacted_values(v) for k, v in dict(held).items()} if isinstance(held, dict) else {}
 
 
 def texts_beside(store: str) -> str | None:
     """File of the texts that were written with a store, if it is there."""
     name = provenance(store).get("texts")
-    names = [str(name)] if name else []
+    names = [Path(str(name)).name] if name else []  # beside the store, wherever the store says it is
     names.append(Path(store).name.removesuffix(".zarr") + ".txt")
     folder = Path(store).parent
     return next((str(folder / n) for n in names if (folder / n).is_file()), None)

@@ -255,10 +255,9 @@ def publish(work: PathLike, target: PathLike, *, overwrite: bool = False) -> Non
 
 def cannot_write(target: PathLike, error: OSError) -> StoreError:
     """Return the error that says that a target cannot be written, and why."""
-    return StoreError(
-        f"{target} cannot be written ({error.strerror or error}); choose a place with room where this user "
-        "may write"
-    )
+    full = error.errno in NO_ROOM
+    what = "make room, or choose another place" if full else "choose a place where this user may write"
+    return StoreError(f"{target} cannot be written ({error.strerror or error}); {what}")
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ import zarr
 import dbksvd_dask
 from dbksvd_dask.errors import JobError, MismatchError, StoreError, brief
 from dbksvd_dask.metrics import merge_moments
+from dbksvd_dask.safe_text import redacted_values
 from dbksvd_dask.store import atomic, remote
 from dbksvd_dask.store.code_sums import CodeSums
 from dbksvd_dask.store.codes import CODES_FORMAT, CODES_VERSION, STATISTIC_DIMS, STATISTICS, statistics_checksums
@@ -197,7 +198,7 @@ class CodesWriter:
     def _head(self) -> dict[str, Any]:
         """Attributes of the store while it is not complete."""
         plan = self.plan
-        return {
+        head = {
             "format": CODES_FORMAT,
             "format_version": CODES_VERSION,
             "package_version": dbksvd_dask.__version__,
@@ -213,6 +214,7 @@ class CodesWriter:
             "dictionary": {"fingerprint": plan.dictionary, **plan.about.get("dictionary", {})},
             "store": {"fingerprint": plan.store, **plan.about.get("store", {})},
         }
+        return redacted_values(head)
 
     def _create(self, folder: str) -> None:
         plan = self.plan

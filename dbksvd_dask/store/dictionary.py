@@ -26,6 +26,7 @@ import zarr
 import dbksvd_dask
 from dbksvd_dask.errors import MismatchError, StoreError, brief
 from dbksvd_dask.reprs import dictionary_html
+from dbksvd_dask.safe_text import redacted, redacted_values
 from dbksvd_dask.store import remote
 from dbksvd_dask.store.atomic import aside, fsync_path, publish
 from dbksvd_dask.store.layout import require_replaceable
@@ -159,10 +160,10 @@ def _write(path: str, dictionary: Dictionary) -> None:
         "format_version": VERSION,
         "package_version": dbksvd_dask.__version__,
         "params": dictionary.params,
-        "source": dictionary.source,
+        "source": redacted(dictionary.source),
         "iteration": dictionary.iteration,
         "history": {k: [_plain(v) for v in values] for k, values in dictionary.history.items()},
-        "extra": dictionary.extra,
+        "extra": redacted_values(dictionary.extra),
         "n_atoms": dictionary.n_atoms,
         "n_features": dictionary.n_features,
         "crc32": checksums,
@@ -411,6 +412,11 @@ def write_checkpoint(run: PathLike, dictionary: Dictionary) -> str:
     """Publish a checkpoint, then remove all but the newest `KEEP`."""
     name = _checkpoint_name(dictionary.iteration)
     path = _publish(os.path.join(_local(run, "a run"), name), dictionary)  # also in place of a damaged one
+    remove_old_checkpoints(run)
+    return path
+
+
+def remove_old_checkpoints(run: PathLike) -> None:
+    """Remove all but the newest `KEEP` checkpoints."""
     for old in checkpoints(run)[:-KEEP]:
         shutil.rmtree(old, ignore_errors=True)
-    return path

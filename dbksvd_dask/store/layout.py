@@ -15,6 +15,7 @@ from zarr.codecs import BloscCodec, ZstdCodec
 
 import dbksvd_dask
 from dbksvd_dask.errors import InputError, MismatchError, StoreError, brief
+from dbksvd_dask.safe_text import redacted_values
 from dbksvd_dask.store import atomic, remote
 from dbksvd_dask.store.dtypes import BFLOAT16, dtype_name, stored_dtype
 from dbksvd_dask.store.rows import ACTIVATIONS_FORMAT, ACTIVATIONS_VERSION, ROW_CHECKSUMS, chunk_layout
@@ -203,7 +204,7 @@ def attributes_of(plan: StorePlan) -> dict[str, Any]:
         "format_version": ACTIVATIONS_VERSION,
         "package_version": dbksvd_dask.__version__,
         "complete": False,
-        "provenance": plan.attributes,
+        "provenance": redacted_values(plan.attributes),
     }
 
 

@@ -304,7 +304,11 @@ def _shows_life(path: str, target: str, found: Owner | None) -> bool:
         When it is given back meanwhile.
     """
     touched = _touched(path)
-    waited = min(max(0.0, _now(path) - touched), PATIENCE_SECONDS)  # a time in the future counts for nothing
+    try:
+        now = _now(path)
+    except OSError as error:
+        raise cannot_write(target, error) from error
+    waited = min(max(0.0, now - touched), PATIENCE_SECONDS)  # a time in the future counts for nothing
     if waited < PATIENCE_SECONDS:
         left = PATIENCE_SECONDS - waited
         logger.warning("%s is in use: %s; waiting %.0f s for a sign of life", target, _name(found), left)
@@ -371,7 +375,8 @@ def _flock(fd: int) -> bool:
 
 
 def _write(fd: int, owner: Owner) -> None:
-    os.pwrite(fd, json.dumps(asdict(owner)).encode().ljust(RECORD_BYTES)[:RECORD_BYTES], 0)
+    if os.pwrite(fd, json.dumps(asdict(owner)).encode().ljust(RECORD_BYTES)[:RECORD_BYTES], 0) < RECORD_BYTES:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     os.ftruncate(fd, RECORD_BYTES)
 
 

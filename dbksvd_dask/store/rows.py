@@ -8,10 +8,12 @@ through Zarr.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import os
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +23,7 @@ import zarr
 from zarr.core.sync import sync
 
 from dbksvd_dask.errors import InputError, StoreError
+from dbksvd_dask.safe_text import redacted
 from dbksvd_dask.store import remote
 from dbksvd_dask.store.dtypes import BFLOAT16, delivered_dtype, stored_dtype, widen_bfloat16
 from dbksvd_dask.store.remote import PathLike
@@ -70,6 +73,10 @@ class RowReader:
     row_shape: tuple[int, ...] = field(repr=False)
     attributes: dict[str, Any] = field(repr=False, compare=False)
 
+    def __repr__(self) -> str:
+        """Place and shape, without credentials."""
+        return f"RowReader({redacted(self.path)!r}, {self.n_samples} x {self.n_features}, {self.dtype})"
+
     @property
     def shape(self) -> tuple[int, int]:
         """Return (n_samples, n_features)."""
@@ -102,8 +109,24 @@ class RowReader:
         StoreError
             When a chunk is missing, short or cannot be decoded.
         """
-        bits = self.read_stored(start, stop)
-        return widen_bfloat16(bits) if self.bfloat16 else bits
+        return self.read_runs([(start, stop)])
+
+    def read_runs(self, runs: Sequence[tuple[int, int]]) -> npt.NDArray[Any]:
+        """Read runs of rows, each (start, stop), one below the other; from a remote store all at once.
+
+        Returns
+        -------
+        ndarray of shape (rows of all runs, n_features), as `read` gives them
+        """
+        ends = list(itertools.accumulate(stop - start for start, stop in itertools.starmap(self._checked, runs)))
+        out = np.empty((ends[-1] if ends else 0, self.n_features), self.stored)
+        targets = [out[end - (stop - start) : end] for (start, stop), end in zip(runs, ends, strict=True)]
+        if self.raw and remote.is_remote(self.path):
+            self._read_ranges([(*run, target) for run, target in zip(runs, targets, strict=True)])
+        else:
+            for (start, stop), target in zip(runs, targets, strict=True):
+                self.read_stored(start, stop, target)
+        return widen_bfloat16(out) if self.bfloat16 else out
 
     def read_stored(self, start: int, stop: int, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
         """Read rows as they are stored: the bits of bfloat16 as uint16, anything else as `read` does.
@@ -115,12 +138,11 @@ class RowReader:
         out : ndarray of shape (stop - start, n_features), optional
             Where to read to; must be C-contiguous and of dtype `self.stored`.
         """
-        if not 0 <= start <= stop <= self.n_samples:
-            raise InputError(f"rows {start} to {stop} asked of {self.path}, which has {self.n_samples} rows")
+        self._checked(start, stop)
         if out is None:
             out = np.empty((stop - start, self.n_features), self.stored)
         if self.raw and remote.is_remote(self.path):
-            self._read_ranges(start, stop, out)
+            self._read_ranges([(start, stop, out)])
         elif self.raw:
             self._read_files(start, stop, out)
         else:
@@ -142,6 +164,11 @@ class RowReader:
             pieces.append((chunk, start, end))
             start = end
         return pieces
+
+    def _checked(self, start: int, stop: int) -> tuple[int, int]:
+        if not 0 <= start <= stop <= self.n_samples:
+            raise InputError(f"rows {start} to {stop} asked of {self.path}, which has {self.n_samples} rows")
+        return start, stop
 
     def _key(self, chunk: int) -> str:
         return self.key_pattern.format(chunk)
@@ -201,15 +228,19 @@ class RowReader:
                 raise self._damage(chunk, "ended while it was read")
             view, offset = view[n:], offset + n
 
-    def _read_ranges(self, start: int, stop: int, out: npt.NDArray[Any]) -> None:
+    def _read_ranges(self, runs: Sequence[tuple[int, int, npt.NDArray[Any]]]) -> None:
+        """Read runs of rows, each (start, stop, where to), as byte ranges of a remote store."""
         row_bytes = self.n_features * self.stored.itemsize
-        pieces = self._pieces(start, stop)
-        offsets = [(first - chunk * self.chunk_rows) * row_bytes for chunk, first, _ in pieces]
-        lengths = [(last - first) * row_bytes for _, first, last in pieces]
+        pieces = [
+            (chunk, first, last, out[first - start : last - start])
+            for start, stop, out in runs
+            for chunk, first, last in self._pieces(start, stop)
+        ]
+        offsets = [(first - chunk * self.chunk_rows) * row_bytes for chunk, first, _, _ in pieces]
+        lengths = [(last - first) * row_bytes for _, first, last, _ in pieces]
         ends = [offset + length for offset, length in zip(offsets, lengths, strict=True)]
-        contents = remote.cat_ranges(self.path, [self._key(chunk) for chunk, _, _ in pieces], offsets, ends)
-        for (chunk, first, last), content, length in zip(pieces, contents, lengths, strict=True):
-            target = out[first - start : last - start]
+        contents = remote.cat_ranges(self.path, [self._key(piece[0]) for piece in pieces], offsets, ends)
+        for (chunk, _, _, target), content, length in zip(pieces, contents, lengths, strict=True):
             if isinstance(content, FileNotFoundError):
                 self._fill_absent(chunk, target)
             elif isinstance(content, BaseException):

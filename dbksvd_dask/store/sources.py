@@ -62,8 +62,7 @@ class StoreRows:
 
     def load(self) -> np.ndarray:
         """Read the rows, run by run."""
-        parts = [self.reader.read(a, b) for a, b in plan.runs(self.rows)]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return self.reader.read_runs(plan.runs(self.rows))
 
     def where(self, index: int) -> str:
         """Name the row and the store's chunk it lies in."""
@@ -79,7 +78,7 @@ class Source:
     ----------
     shape : (n_samples, n_features)
     dtype : as stored
-    block_rows : rows that are read together
+    block_rows : rows that an encoding reads together; a fit has a grid of its own (`plan.block_rows`)
     """
 
     def __init__(self, shape: tuple[int, int], dtype: np.dtype, block_rows: int, chunk_size: int) -> None:
@@ -102,10 +101,10 @@ class Source:
 
 
 class ArraySource(Source):
-    """A numpy array: rows are shuffled one by one."""
+    """A numpy array."""
 
     def __init__(self, array: np.ndarray, chunk_size: int) -> None:
-        super().__init__(array.shape, array.dtype, 1, chunk_size)
+        super().__init__(array.shape, array.dtype, chunk_size, chunk_size)
         self.array = array
 
     def take(self, rows: np.ndarray) -> ArrayRows:
@@ -114,7 +113,7 @@ class ArraySource(Source):
 
 
 class StoreSource(Source):
-    """A Zarr store: whole chunks are read, as many together as make up one chunk of a batch."""
+    """A Zarr store; an encoding reads whole chunks of it, as many together as make up chunk_size rows."""
 
     def __init__(self, reader: RowReader, chunk_size: int) -> None:
         block = -(-chunk_size // reader.chunk_rows) * reader.chunk_rows
@@ -133,7 +132,7 @@ class StoreSource(Source):
 
 
 class LazySource(Source):
-    """A Dask array. Blocks of chunk_size rows are read together, wherever its own chunks end."""
+    """A Dask array; an encoding reads chunk_size rows together, wherever its own chunks end."""
 
     def __init__(self, array: da.Array, chunk_size: int) -> None:
         super().__init__(array.shape, array.dtype, chunk_size, chunk_size)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from dbksvd_dask import plan
 from dbksvd_dask.gpu import device
 from dbksvd_dask.kernels import encode as cpu
 from dbksvd_dask.kernels.encode import EncodeSpec
@@ -149,7 +150,7 @@ def test_tiles_do_not_change_codes(space, data, monkeypatch):
 
 @pytest.mark.parametrize("how", [{}, {"encoder": "omp"}, {"nonneg": True, "refit": True}, {"rtol": 0.4}])
 def test_pursuit_on_the_host_equals_cpu_through_two_buffers(space, data, monkeypatch, how):
-    monkeypatch.setattr(cpu, "TILE_ROWS", 16)
+    monkeypatch.setattr(plan, "TILE_ROWS", 48)
     Y, D = data(75, 60, 24)
     assert_equals_cpu(Y, D, 5, run(space, Y, D, 5, gram_on_device=False, **how), fewest=0.95, **how)
 

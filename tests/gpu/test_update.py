@@ -27,8 +27,9 @@ class Case(NamedTuple):
 def case(space, data, rng):
     from dbksvd_dask.gpu import chunk as gpu
 
-    def make(n=14, n_atoms=11, d=10, k=3, n_rounds=3, dtype=np.float32, **how):
+    def make(n=14, n_atoms=11, d=10, k=3, n_rounds=3, dtype=np.float32, exponent=0, **how):
         Y, D = data(n, n_atoms, d, dtype)
+        Y = np.ldexp(Y, exponent)
         atoms = np.array_split(rng.permutation(n_atoms).astype(np.int32), n_rounds)
         rounds = chunk.invert_rounds(atoms, n_atoms)
         spec = EncodeSpec(k, **how)
@@ -47,6 +48,13 @@ def close(space, got, expected, tolerance=2e-5):
     got = space.to_host(got)
     assert got.dtype == expected.dtype
     np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
+
+
+def same_sums(space, got, expected, tolerance):
+    W, own, unit = got
+    assert unit == expected.unit
+    for a, b in zip((W, *own), (expected.W, *expected.own), strict=True):
+        close(space, a, b, tolerance)
 
 
 def on_device(space, lz):
@@ -87,12 +95,29 @@ def test_products_of_a_round_equal_cpu(space, case, dtype):
     tolerance = 2e-5 if dtype == np.float32 else 1e-12
     for r, members in enumerate(c.rounds.atoms):
         expected = chunk.first_product(c.host, r, members.size)
-        for a, b in zip(gpu.first_product(c.state, r, members.size), expected, strict=True):
-            close(space, a, b, tolerance)
-        lz = lanczos.warm_start(*expected, c.D[members])
+        same_sums(space, gpu.first_product(c.state, r, members.size), expected, tolerance)
+        lz = lanczos.warm_start(expected.W, *expected.own, c.D[members], expected.unit)
         expected = chunk.next_product(c.host, r, lz)
-        for a, b in zip(gpu.next_product(c.state, r, on_device(space, lz)), expected, strict=True):
-            close(space, a, b, tolerance)
+        same_sums(space, gpu.next_product(c.state, r, on_device(space, lz)), expected, tolerance)
+
+
+@pytest.mark.parametrize("exponent", [-100, 100])
+def test_new_atoms_of_samples_far_from_one_equal_cpu(space, case, exponent):
+    from dbksvd_dask.gpu import chunk as gpu
+
+    c = case(exponent=exponent)
+    assert c.state.unit == c.host.unit != 0
+    members = c.rounds.atoms[0]
+    atoms = []
+    for state, products in ((c.host, chunk), (c.state, gpu)):
+        sums = chunk.RoundSums(*products.first_product(state, 0, members.size))
+        lz = chunk.begin_round([sums, sums], c.D, members)
+        sums = chunk.RoundSums(*products.next_product(state, 0, lz))
+        lz = chunk.advance_round([sums, sums], lz, c.D, members)
+        atoms.append(chunk.finish_round(lz, c.D, members))
+    close(space, atoms[1], atoms[0], 1e-4)
+    used = c.counts[members] > 0
+    assert (np.abs(atoms[0] - c.D[members]).max(axis=1) > 1e-3)[used].any(), "some atom has moved"
 
 
 def test_an_atom_without_samples_has_zero_sums(space, case):
@@ -101,7 +126,7 @@ def test_an_atom_without_samples_has_zero_sums(space, case):
     c = case(n=3)
     r = next(r for r, members in enumerate(c.rounds.atoms) if (c.counts[members] == 0).any())
     members = c.rounds.atoms[r]
-    W, x2 = gpu.first_product(c.state, r, members.size)
+    W, (x2,), _ = gpu.first_product(c.state, r, members.size)
     dead = c.counts[members] == 0
     assert (space.to_host(W)[dead] == 0).all()
     assert (space.to_host(x2)[dead] == 0).all()
@@ -134,7 +159,8 @@ def test_a_parked_chunk_gives_the_same_bits_and_stays_parked(space, case):
     parked = gpu.park(c.state)
     assert not device.on_device(parked.R)
     members = c.rounds.atoms[0]
-    for a, b in zip(gpu.first_product(c.state, 0, 4), gpu.first_product(parked, 0, 4), strict=True):
+    for got in zip(*(gpu.first_product(state, 0, 4)[:2] for state in (c.state, parked)), strict=True):
+        a, b = (sums[0] if isinstance(sums, tuple) else sums for sums in got)
         np.testing.assert_array_equal(space.to_host(a), space.to_host(b))
     new = space.asarray(c.D[members][::-1].copy())
     there = gpu.refresh_chunk(c.state, 0, c.D_device, members, new, False)

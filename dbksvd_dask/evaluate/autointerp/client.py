@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dbksvd_dask.errors import InputError, JobError
+from dbksvd_dask.safe_text import redacted
 
 logger = logging.getLogger(__name__)
 
@@ -153,7 +154,9 @@ class OpenAIClient:
             except (urllib.error.URLError, HTTPException, TimeoutError, ConnectionError) as error:
                 reason, asked = f"{type(error).__name__}: {getattr(error, 'reason', error)}", None
             if attempt < self._max_retries:
-                logger.warning("%s: %s; attempt %d of %d", url, reason, attempt + 1, self._max_retries + 1)
+                logger.warning(
+                    "%s: %s; attempt %d of %d", redacted(url), reason, attempt + 1, self._max_retries + 1
+                )
                 self._sleep(min(wait if asked is None else asked, _LONGEST_WAIT))
                 wait *= 2
         raise JobError(f"{url} failed {self._max_retries + 1} times, the last time with {reason}")

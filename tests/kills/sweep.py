@@ -1,6 +1,6 @@
 """Kill a job with SIGKILL at each of its writes in turn, run it again, and tell what that took.
 
-    python -m tests.kill_sweep import|import-all|shuffle|shuffle11|shuffle12|shuffle21 FOLDER [EVERY]
+    python -m tests.kills.sweep import|import-all|shuffle|shuffle11|shuffle12|shuffle21 FOLDER [EVERY]
 
 import leaves rows out by a rule, import-all none. shuffle12 is a shuffle that is killed while it takes one pass
 and goes on in two, and so on. With EVERY only every so many-th write is the last.
@@ -16,7 +16,6 @@ import itertools
 import json
 import os
 import shutil
-import signal
 import sys
 
 import numpy as np
@@ -26,6 +25,7 @@ from dbksvd_dask.import_job import import_activations
 from dbksvd_dask.shuffle_job import shuffle_activations
 from dbksvd_dask.store import atomic, write_behind
 from dbksvd_dask.store.small_reads import copy_each
+from tests.kills.forks import die_at, in_child, was_killed
 from tests.store_helpers import make_store, ordered_rows, tree
 
 
@@ -58,37 +58,6 @@ def prepare(job, folder):
         make_store(f"{folder}/source", rows, aligned={"row": np.arange(60, dtype=np.int32)})
 
 
-def in_child(work):
-    """Run `work` in a forked process; return its exit status and what it returned."""
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(read)
-        status = 1
-        try:
-            os.write(write, json.dumps(work()).encode())
-            status = 0
-        finally:
-            os._exit(status)
-    os.close(write)
-    with os.fdopen(read) as pipe:
-        text = pipe.read()
-    return os.waitpid(pid, 0)[1], json.loads(text) if text else None
-
-
-def die_at(point):
-    """Make the `point`-th publishing of a file, or sweep before a store is published, the last act."""
-    count = itertools.count(1)
-    replace = os.replace
-
-    def replace_or_die(source, target):
-        if next(count) == point:
-            os.kill(os.getpid(), signal.SIGKILL)
-        replace(source, target)
-
-    os.replace = replace_or_die
-
-
 def parts_done(folder):
     """Count the markers that the dead process left."""
     places = {
@@ -115,8 +84,7 @@ def sweep(job, folder, every=1):
     for point in itertools.count(1, every):
         shutil.rmtree(f"{folder}/store")
         status, _ = in_child(lambda point=point: (die_at(point), plain(first))[1])
-        died = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-        if not died:
+        if not was_killed(status):
             break
         done = parts_done(folder)
         finished = os.path.exists(f"{folder}/store.partial/zarr.json") and complete(folder)

@@ -1,6 +1,6 @@
 """Kill an encode with SIGKILL at each of its writes in turn, run it again, and tell what that took.
 
-    python -m tests.kill_encode FOLDER [STEP]
+    python -m tests.kills.encode_sweep FOLDER [STEP]
 
 Prints one JSON object: what the undisturbed run did, and per point of the kill how many samples the second run
 found done and encoded, and whether the result is the same, byte for byte. Processes are forked from one that has
@@ -14,7 +14,6 @@ import itertools
 import json
 import os
 import shutil
-import signal
 import sys
 
 import dask
@@ -27,7 +26,7 @@ from dbksvd_dask.kernels.encode import EncodeSpec
 from dbksvd_dask.store import atomic, code_writer
 from dbksvd_dask.store.code_sums import CodeSums
 from tests import jobs
-from tests.kill_sweep import in_child
+from tests.kills.forks import die_at, in_child, was_killed
 
 CHUNK, N = 16, 40  # three units, the last one short
 
@@ -54,21 +53,6 @@ def run(folder):
     return dataclasses.asdict(result)
 
 
-def die_at(point):
-    """Make the `point`-th publishing of a file or folder the last act."""
-    count = itertools.count(1)
-
-    def or_die(rename):
-        def renamed(source, target):
-            if next(count) == point:
-                os.kill(os.getpid(), signal.SIGKILL)
-            rename(source, target)
-
-        return renamed
-
-    os.replace, os.rename = or_die(os.replace), or_die(os.rename)
-
-
 def sweep(folder, step):
     _, undisturbed = in_child(lambda: run(folder))
     expected = jobs.tree(f"{folder}/codes.zarr")
@@ -76,7 +60,7 @@ def sweep(folder, step):
     for point in itertools.count(1, step):
         shutil.rmtree(f"{folder}/codes.zarr")
         status, _ = in_child(lambda point=point: (die_at(point), run(folder))[1])
-        if not (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL):
+        if not was_killed(status):
             break
         published = os.path.exists(f"{folder}/codes.zarr")
         marked = len(atomic.Ledger(f"{folder}/codes.zarr.partial/.parts", "unit").parts())
