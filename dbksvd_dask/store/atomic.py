@@ -129,8 +129,10 @@ def staged(target: PathLike, folder: PathLike | None = None, *, durable: bool = 
         if durable:
             fsync_path(scratch)
         os.replace(scratch, final)
-    except BaseException:
+    except BaseException as error:
         scratch.unlink(missing_ok=True)
+        if isinstance(error, IsADirectoryError):
+            raise StoreError(f"{final} is a folder, in the place of a file; remove it") from error
         raise
 
 

@@ -79,7 +79,7 @@ def test_a_marker_with_another_number_is_a_chunk_to_write_again(source, tmp_path
     assert (result.chunks_written, result.chunks_kept) == (2, 1)
 
 
-@pytest.mark.parametrize("damage", ["bits", "lost", "marker"])
+@pytest.mark.parametrize("damage", ["bits", "lost", "marker", "folder"])
 def test_findings_of_a_scan_that_changed_are_looked_for_again(damage, source, tmp_path):
     import_activations(source, tmp_path / "whole", chunk_rows=20, drop_outliers=1.5)
     work = begun_import(source, tmp_path / "store", drop_outliers=1.5)
@@ -88,8 +88,11 @@ def test_findings_of_a_scan_that_changed_are_looked_for_again(damage, source, tm
         keep.write_bytes(keep.read_bytes()[:-1] + b"\x55")
     elif damage == "lost":
         (work / "norms-00000001.npy").unlink()
-    else:
+    elif damage == "marker":
         change(work / "block-00000001.json", kept=3)
+    else:
+        (work / "block-00000001.json").unlink()
+        (work / "block-00000001.json").mkdir()
     result = import_activations(source, tmp_path / "store", chunk_rows=20, drop_outliers=1.5)
     assert result.blocks_scanned == 2
     assert tree(tmp_path / "store" / "activations") == tree(tmp_path / "whole" / "activations")

@@ -151,6 +151,19 @@ def test_tokens_that_are_not_in_their_texts_are_named(tmp_path):
         open_samples(store, n).words(ids(4))
 
 
+def test_patches_in_impossible_places_are_named_and_vast_photographs_left_out(tmp_path):
+    store, _ = patch_store(tmp_path / "patches.zarr", size=24)
+    columns = zarr.open_group(store, mode="r+")
+    n = columns["row"].shape[0]
+    last = np.flatnonzero(columns["image"][:] == 1)
+    kept = columns["row"][:]
+    columns["row"][...] = np.where(np.arange(n) == last[0], -5, kept)
+    with pytest.raises(StoreError, match=rf"sample {last[0]} of .* is at row -5, column \d+ of image 1"):
+        StoreImages(store, n)
+    columns["row"][...] = np.where(columns["image"][:] == 1, kept + 10**6, kept)
+    assert len(StoreImages(store, n).payload(np.arange(n)).head["photos"]) == 1
+
+
 def test_words_of_tokens_are_whole_words(tmp_path):
     store, texts, columns = token_store(tmp_path)
     found = open_samples(store, len(columns["text"]))
