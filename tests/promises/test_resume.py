@@ -214,7 +214,7 @@ def edit(checkpoint, change, *, sign=False):
     content = json.loads(meta.read_text())
     change(content["attributes"])
     if sign:
-        content["attributes"][dictionary.ATTRIBUTES_CRC] = dictionary._attributes_checksum(content["attributes"])
+        content["attributes"][dictionary.ATTRIBUTES_CRC] = dictionary.attributes_checksum(content["attributes"])
     meta.write_text(json.dumps(content))
 
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from dbksvd_dask.gpu import device
-from dbksvd_dask.kernels import encode
-from dbksvd_dask.plan import encoder, units
-from dbksvd_dask.plan.encoder import EncodeSpec
-from tests.naive import kernels
+from dbksvd_dask.kernels import encode as cpu
+from dbksvd_dask.plan import units
+from dbksvd_dask.plan.encoder import AtomWeights, EncodeSpec
+from tests.naive import kernels as naive
 
 pytestmark = pytest.mark.gpu
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.gpu
 def run(space, Y, D, k, gram_on_device=True, **how):
     from dbksvd_dask.gpu import encode
 
-    gram = encode.gram_matrix(D)
+    gram = cpu.gram_matrix(D)
     atom, coefficient = encode.encode_rows(
         space.asarray(Y), space.asarray(D), space.asarray(gram) if gram_on_device else gram, EncodeSpec(k, **how)
     )
@@ -26,14 +26,14 @@ def run(space, Y, D, k, gram_on_device=True, **how):
 
 def assert_equals_cpu(Y, D, k, got, tolerance=1e-5, fewest=1.0, **how):
     """Same supports but where two candidates of a step are nearly equal, same coefficients."""
-    atom, coefficient = encode.encode_rows(Y, D, encode.gram_matrix(D), EncodeSpec(k, **how))
+    atom, coefficient = cpu.encode_rows(Y, D, cpu.gram_matrix(D), EncodeSpec(k, **how))
     assert got[0].dtype == np.int32
     assert got[1].dtype == Y.dtype
     same = (got[0] == atom).all(axis=1)
     assert same.mean() >= fewest
     for i in np.flatnonzero(~same):
         twin = {name: how[name] for name in ("rtol", "min_coefficient", "nonneg") if name in how}
-        assert kernels.pursue(Y[i], D, k, **twin)[2] < 1e-6, "supports differ, and no near tie explains it"
+        assert naive.pursue(Y[i], D, k, **twin)[2] < 1e-6, "supports differ, and no near tie explains it"
     scale = np.abs(coefficient).max(axis=1, keepdims=True, initial=1e-30)
     difference = np.abs(got[1] - coefficient) / scale
     assert difference[same].max(initial=0) < tolerance
@@ -47,7 +47,7 @@ def test_pursuit_equals_cpu(space, data, n_atoms, k, nonneg):
 
 
 def test_pursuit_equals_cpu_on_real_patches(space, patches):
-    D = kernels.unit_rows(patches[:40]).astype(np.float32)
+    D = naive.unit_rows(patches[:40]).astype(np.float32)
     Y = patches[300:306]
     assert_equals_cpu(Y, D, 5, run(space, Y, D, 5), fewest=0.8)
 
@@ -167,13 +167,13 @@ def test_gram_residual_and_norms_equal_cpu(space, data):
     from dbksvd_dask.gpu import encode
 
     Y, D = data(9, 30, 20)
-    atom, coefficient = encode.encode_rows(Y, D, encode.gram_matrix(D), EncodeSpec(4, rtol=0.5))
+    atom, coefficient = cpu.encode_rows(Y, D, cpu.gram_matrix(D), EncodeSpec(4, rtol=0.5))
     R = encode.residual(*(space.asarray(a) for a in (Y, atom, coefficient, D)))
-    np.testing.assert_allclose(space.to_host(R), encode.residual(Y, atom, coefficient, D), atol=1e-6)
+    np.testing.assert_allclose(space.to_host(R), cpu.residual(Y, atom, coefficient, D), atol=1e-6)
     gram = encode.gram_matrix(space.asarray(D))
-    np.testing.assert_allclose(space.to_host(gram), encode.gram_matrix(D), atol=1e-6)
+    np.testing.assert_allclose(space.to_host(gram), cpu.gram_matrix(D), atol=1e-6)
     norm2 = encode.squared_norms(space.asarray(Y))
-    np.testing.assert_allclose(space.to_host(norm2), encode.squared_norms(Y), rtol=1e-12)
+    np.testing.assert_allclose(space.to_host(norm2), cpu.squared_norms(Y), rtol=1e-12)
 
 
 @pytest.mark.parametrize("how", [{}, {"nonneg": True}, {"rtol": 0.4}, {"refit": True}])
@@ -181,7 +181,7 @@ def test_groups_offered_in_order_equal_cpu(space, data, how):
     Y, D = data(6, 30, 16)
     stages = ((0, 7, 2), (7, 20, 3), (20, 30, 2))
     got = run(space, Y, D, 6, stages=stages, **how)
-    expected = encode.encode_rows(Y, D, encode.gram_matrix(D), EncodeSpec(6, stages=stages, **how))
+    expected = cpu.encode_rows(Y, D, cpu.gram_matrix(D), EncodeSpec(6, stages=stages, **how))
     np.testing.assert_array_equal(got[0], expected[0])
     np.testing.assert_allclose(got[1], expected[1], atol=1e-5)
     assert ((got[0] >= 20).sum(axis=1) > 0).any()
@@ -192,11 +192,11 @@ def test_weighted_pursuit_equals_cpu(space, data, rng, gram_on_device):
     from dbksvd_dask.gpu import encode
 
     Y, D = data(6, 40, 24)
-    weights = encoder.AtomWeights(rng.uniform(0.5, 2.0, 40), rng.uniform(0.1, 1.0, 40))
+    weights = AtomWeights(rng.uniform(0.5, 2.0, 40), rng.uniform(0.1, 1.0, 40))
     spec = EncodeSpec(5, nonneg=True, refit=True, min_coefficient=0.3)
-    gram = encode.gram_matrix(D)
+    gram = cpu.gram_matrix(D)
     near = space.asarray(gram) if gram_on_device else gram
     got = encode.encode_rows(space.asarray(Y), space.asarray(D), near, spec, weights)
-    atom, coefficient = encode.encode_rows(Y, D, gram, spec, weights)
+    atom, coefficient = cpu.encode_rows(Y, D, gram, spec, weights)
     np.testing.assert_array_equal(space.to_host(got[0]), atom)
     np.testing.assert_allclose(space.to_host(got[1]), coefficient, atol=1e-5)
