@@ -174,6 +174,7 @@ class EncodeJob:
             begun = CodesWriter.begun(self.path)
             if begun is not None:
                 self.plan.require_same(begun.plan, f"the unfinished encode at {begun.work}")
+                begun.require_sound()
         except (MismatchError, StoreError):
             if not (self.force and begin_again):
                 raise

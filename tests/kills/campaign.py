@@ -139,7 +139,15 @@ def make_kind(home: Path, name: str, cluster: Cluster | None) -> Kind:
 
 def load() -> None:
     """Load modules and compiled code once, not in every process; starts no thread, so that forking is safe."""
-    for name in ("cli.import_", "cli.shuffle", "cli.encode", "cli.fit", "import_job", "shuffle_job", "encode_job"):
+    for name in (
+        "cli.import_",
+        "cli.shuffle",
+        "cli.encode",
+        "cli.fit",
+        "jobs.import_",
+        "jobs.shuffle",
+        "jobs.encode",
+    ):
         importlib.import_module(f"dbksvd_dask.{name}")
     importlib.import_module("distributed")
     copy_each(np.empty(0, np.uint64), 1, 1, np.empty(0, np.int64), 0)
