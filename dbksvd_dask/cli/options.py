@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from dbksvd_dask.errors import InputError
+from dbksvd_dask.plan.encoders import ENCODERS
 from dbksvd_dask.plan.params import _CHOICES, FitParams
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -25,7 +26,7 @@ HELP = {
     "n_rounds": "Rounds of one dictionary update.",
     "lanczos_steps": "Passes over the residual per round.",
     "groups": "Matryoshka groups: sizes such as 64,64,128, or 'exponential'.",
-    "encoder": "Matching pursuit, or orthogonal matching pursuit.",
+    "encoder": "; ".join(f"{name}: {encoder.meaning}" for name, encoder in ENCODERS.items()) + ".",
     "nonneg": "Allow non-negative coefficients only.",
     "refit": "Least squares on the support that the pursuit found.",
     "min_coefficient": "Stop a pursuit when the next coefficient is below this.",

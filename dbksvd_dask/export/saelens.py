@@ -213,8 +213,9 @@ def _notes(spec: EncodeSpec, form: str) -> tuple[str, ...]:
         return (f"before SAE.load_from_disk, import {PLUGIN_MODULE}: it registers the encoder",)
     plain = "; use form='plugin' (--form plugin) to keep it"
     notes = []
-    if spec.encoder == "omp":
-        notes.append("SAELens encodes with plain matching pursuit, this dictionary was fitted with 'omp'" + plain)
+    if spec.encoder != "mp":
+        fitted = f"this dictionary was fitted with {spec.encoder!r}"
+        notes.append(f"SAELens encodes with plain matching pursuit, {fitted}" + plain)
     if spec.stages:
         notes.append(
             "SAELens offers all atoms at once, this dictionary was fitted to be encoded in stages" + plain

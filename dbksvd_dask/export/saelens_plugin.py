@@ -31,7 +31,7 @@ class DBKSVDSAEConfig(SAEConfig):
     Attributes
     ----------
     k : most nonzeros per sample
-    encoder : "mp" or "omp"
+    encoder : one of `plan.encoders.ENCODERS`
     nonneg : non-negative coefficients only
     refit : least squares on the support
     min_coefficient : stop when the next coefficient is below this

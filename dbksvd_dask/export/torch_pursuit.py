@@ -17,6 +17,7 @@ from dbksvd_dask.kernels.blas import single_blas_thread
 from dbksvd_dask.kernels.encode import encode_rows, gram_matrix
 from dbksvd_dask.kernels.pursuit import NOISE, STEPS_PER_ATOM
 from dbksvd_dask.plan.encoder import EncodeSpec
+from dbksvd_dask.plan.encoders import ENCODERS
 from dbksvd_dask.plan.units import TILE_ROWS
 
 # Beyond this the gram alone takes more than 1 GB; the pursuit on the residual needs none.
@@ -55,7 +56,7 @@ class TorchPursuit:
 
     def _encode(self, rows: torch.Tensor, W_dec: torch.Tensor) -> torch.Tensor:
         wants_gradient = torch.is_grad_enabled() and rows.requires_grad
-        least_squares = self.spec.encoder == "omp" or self.spec.refit
+        least_squares = self.spec.refit or ENCODERS[self.spec.encoder].least_squares
         if least_squares or not (wants_gradient or rows.device.type != "cpu" or W_dec.shape[0] > GRAM_ATOMS):
             with torch.no_grad():
                 acts = self._from_kernel(rows, W_dec)

@@ -20,6 +20,7 @@ from dbksvd_dask.kernels.pursuit import NOISE, STEPS_PER_ATOM
 from dbksvd_dask.plan import units
 from dbksvd_dask.plan.device import product_tile_rows
 from dbksvd_dask.plan.encoder import AtomWeights, EncodeSpec
+from dbksvd_dask.plan.encoders import ENCODERS
 
 # Rows per float64 sum, so that the widened copy of a chunk stays small.
 _SUM_ROWS = 1024
@@ -67,7 +68,7 @@ def encode_rows(
     """
     if not device.on_device(gram):
         return _encode_on_host(Y, D, gram, spec, weights, first)
-    if spec.encoder != "mp" or weights is not None:
+    if not ENCODERS[spec.encoder].on_device or weights is not None:
         # orthogonal pursuit keeps k rows of n_atoms products per sample: too much for shared memory; a weighted
         # one, of growing dictionaries only, has no kernel of its own
         return _encode_on_host(Y, D, device.to_host(gram), spec, weights, first)
@@ -158,7 +159,7 @@ def _encode_on_host(
             waits.append(begin(t + 1))
         waits[t]()
         prods = buffers[t % 2][: rows.stop - rows.start]
-        host._encode_tile(prods, gram, norm2[rows], spec, atom[rows], coefficient[rows], weights)
+        host.encode_tile(prods, gram, norm2[rows], spec, atom[rows], coefficient[rows], weights)
     return space.asarray(atom), space.asarray(coefficient)
 
 

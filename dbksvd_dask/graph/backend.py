@@ -106,7 +106,7 @@ def place(device: str, sizes: Sizes, encoder: str) -> DevicePlan:
     ----------
     device : {"auto", "cpu", "gpu"}
     sizes : of the whole batch
-    encoder : {"mp", "omp"}
+    encoder : one of `plan.encoders.ENCODERS`
     """
     found = choose(device)
     if not found:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from functools import cache
+from importlib import import_module
+from typing import Protocol, cast
+
 import numpy as np
 
-from dbksvd_dask.kernels import pool
+from dbksvd_dask.kernels import pool, staged, weighted
 from dbksvd_dask.kernels._jit import jit, kernel_input
-from dbksvd_dask.kernels.omp import orthogonal_tile
-from dbksvd_dask.kernels.pursuit import pursue_tile
-from dbksvd_dask.kernels.staged import staged_tile
 from dbksvd_dask.kernels.update import subtract_reconstruction
-from dbksvd_dask.kernels.weighted import weighted_tile
 from dbksvd_dask.plan import units
 from dbksvd_dask.plan.encoder import AtomWeights, EncodeSpec
+from dbksvd_dask.plan.encoders import ENCODERS
 
 # Columns of the gram per matrix product, a multiple of `plan.units.GRID_ROWS`; see `gram_bounds`.
 GRAM_BLOCK = 960
@@ -112,11 +113,42 @@ def encode_rows(
     for tile in tiles:
         part = slice(tile.start, tile.stop)
         prods = _products(Y[part], D, tile, buffer)
-        _encode_tile(prods, gram, norm2[part], spec, atom[part], coefficient[part], weights)
+        encode_tile(prods, gram, norm2[part], spec, atom[part], coefficient[part], weights)
     return atom, coefficient
 
 
-def _encode_tile(
+class TileEncoder(Protocol):
+    """What an entry of `plan.encoders.ENCODERS` names: a function that encodes one tile of products."""
+
+    def __call__(
+        self,
+        prods: np.ndarray,
+        gram: np.ndarray,
+        norm2: np.ndarray,
+        spec: EncodeSpec,
+        atom: np.ndarray,
+        coefficient: np.ndarray,
+    ) -> None:
+        """Encode one tile.
+
+        Parameters
+        ----------
+        prods : (n, n_atoms) products ``Y D^T``; may be overwritten
+        gram : (n_atoms, n_atoms)
+        norm2 : (n,) float64, squared norms of the samples
+        atom : (n, k) int32, out; -1 where empty
+        coefficient : (n, k) out, 0 where empty
+        """
+
+
+@cache
+def tile_encoder(name: str) -> TileEncoder:
+    """Find the kernel of an encoder; only its module is imported, and with it compiled or loaded."""
+    module, function = ENCODERS[name].kernel.split(":")
+    return cast(TileEncoder, getattr(import_module(f"dbksvd_dask.kernels.{module}"), function))
+
+
+def encode_tile(
     prods: np.ndarray,
     gram: np.ndarray,
     norm2: np.ndarray,
@@ -125,19 +157,13 @@ def _encode_tile(
     coefficient: np.ndarray,
     weights: AtomWeights | None = None,
 ) -> None:
-    """Run the chosen encoder on one tile of products."""
-    rtol, smallest = float(spec.rtol), float(spec.min_coefficient)
+    """Run the chosen encoder on one tile of products; arguments as in `TileEncoder`."""
     if weights is not None:
-        floor = kernel_input(smallest * weights.threshold, prods.dtype)
-        preference = kernel_input(weights.preference, prods.dtype)
-        weighted_tile(prods, gram, norm2, rtol, floor, preference, spec.nonneg, spec.refit, atom, coefficient)
+        weighted.encode_tile(prods, gram, norm2, spec, weights, atom, coefficient)
     elif spec.stages:
-        stages = np.array(spec.stages, np.int64)
-        staged_tile(prods, gram, norm2, stages, spec.k, rtol, smallest, spec.nonneg, spec.refit, atom, coefficient)
-    elif spec.encoder == "omp":
-        orthogonal_tile(prods, gram, norm2, spec.k, rtol, smallest, atom, coefficient)
+        staged.encode_tile(prods, gram, norm2, spec, atom, coefficient)
     else:
-        pursue_tile(prods, gram, norm2, spec.k, rtol, smallest, spec.nonneg, spec.refit, atom, coefficient)
+        tile_encoder(spec.encoder)(prods, gram, norm2, spec, atom, coefficient)
 
 
 def residual(Y: np.ndarray, atom: np.ndarray, coefficient: np.ndarray, D: np.ndarray) -> np.ndarray:

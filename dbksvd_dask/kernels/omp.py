@@ -17,6 +17,7 @@ import numpy as np
 
 from dbksvd_dask.kernels._jit import inner, jit
 from dbksvd_dask.kernels.pursuit import BLOCK, NOISE, _locate, _scan, _subtract_and_scan
+from dbksvd_dask.plan.encoder import EncodeSpec
 
 # A candidate whose part outside the span of the support has a squared norm below this is a duplicate of what
 # is there already: adding it would only amplify rounding.
@@ -123,3 +124,16 @@ def orthogonal_tile(prods, gram, norm2, k, rtol, min_coefficient, atom, coeffici
             z,
             block_max,
         )
+
+
+def encode_tile(
+    prods: np.ndarray,
+    gram: np.ndarray,
+    norm2: np.ndarray,
+    spec: EncodeSpec,
+    atom: np.ndarray,
+    coefficient: np.ndarray,
+) -> None:
+    """Encode one tile by orthogonal matching pursuit; see `kernels.encode.TileEncoder`."""
+    rtol, smallest = float(spec.rtol), float(spec.min_coefficient)
+    orthogonal_tile(prods, gram, norm2, spec.k, rtol, smallest, atom, coefficient)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from dbksvd_dask.kernels._jit import inner, jit, prefetch, running_max, running_max_abs
+from dbksvd_dask.plan.encoder import EncodeSpec
 
 # 256 atoms: 16 blocks at 4096 atoms, so finding the winner's index costs about 6 % of the pass over p.
 BLOCK = 256
@@ -269,3 +270,16 @@ def pursue_tile(prods, gram, norm2, k, rtol, min_coefficient, nonneg, refit, ato
                 elif refit:
                     refit_row(prods[i], gram, used[lane], atom[i], coefficient[i], A, delta)
                 sample[lane] = -1
+
+
+def encode_tile(
+    prods: np.ndarray,
+    gram: np.ndarray,
+    norm2: np.ndarray,
+    spec: EncodeSpec,
+    atom: np.ndarray,
+    coefficient: np.ndarray,
+) -> None:
+    """Encode one tile by matching pursuit; see `kernels.encode.TileEncoder`."""
+    rtol, smallest = float(spec.rtol), float(spec.min_coefficient)
+    pursue_tile(prods, gram, norm2, spec.k, rtol, smallest, spec.nonneg, spec.refit, atom, coefficient)

@@ -19,6 +19,7 @@ from dbksvd_dask.kernels.pursuit import (
     refit_row,
     refit_row_nonneg,
 )
+from dbksvd_dask.plan.encoder import EncodeSpec
 
 
 @inner
@@ -128,3 +129,17 @@ def staged_tile(prods, gram, norm2, stages, k, rtol, min_coefficient, nonneg, re
             refit_row_nonneg(prods[i], gram, used, atom[i], coefficient[i], A, delta)
         elif refit:
             refit_row(prods[i], gram, used, atom[i], coefficient[i], A, delta)
+
+
+def encode_tile(
+    prods: np.ndarray,
+    gram: np.ndarray,
+    norm2: np.ndarray,
+    spec: EncodeSpec,
+    atom: np.ndarray,
+    coefficient: np.ndarray,
+) -> None:
+    """Encode one tile group by group; see `kernels.encode.TileEncoder`."""
+    stages = np.array(spec.stages, np.int64)
+    rtol, smallest = float(spec.rtol), float(spec.min_coefficient)
+    staged_tile(prods, gram, norm2, stages, spec.k, rtol, smallest, spec.nonneg, spec.refit, atom, coefficient)

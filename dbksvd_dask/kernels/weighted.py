@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from dbksvd_dask.kernels._jit import inner, jit, running_max
+from dbksvd_dask.kernels._jit import inner, jit, kernel_input, running_max
 from dbksvd_dask.kernels.pursuit import BLOCK, NOISE, STEPS_PER_ATOM, refit_row, refit_row_nonneg
+from dbksvd_dask.plan.encoder import AtomWeights, EncodeSpec
 
 
 @inner
@@ -118,3 +119,19 @@ def weighted_tile(prods, gram, norm2, rtol, floor, preference, nonneg, refit, at
             refit_row_nonneg(p, gram, used, atom[i], coefficient[i], A, delta)
         elif refit:
             refit_row(p, gram, used, atom[i], coefficient[i], A, delta)
+
+
+def encode_tile(
+    prods: np.ndarray,
+    gram: np.ndarray,
+    norm2: np.ndarray,
+    spec: EncodeSpec,
+    weights: AtomWeights,
+    atom: np.ndarray,
+    coefficient: np.ndarray,
+) -> None:
+    """Encode one tile with weights per atom; otherwise as `kernels.encode.TileEncoder`."""
+    floor = kernel_input(float(spec.min_coefficient) * weights.threshold, prods.dtype)
+    preference = kernel_input(weights.preference, prods.dtype)
+    rtol, nonneg, refit = float(spec.rtol), spec.nonneg, spec.refit
+    weighted_tile(prods, gram, norm2, rtol, floor, preference, nonneg, refit, atom, coefficient)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from dbksvd_dask.errors import MemoryPlanError
+from dbksvd_dask.plan.encoders import ENCODERS
 from dbksvd_dask.plan.units import TILE_ROWS
 
 # Products per matrix product on the device: enough rows to keep every multiprocessor busy, little memory.
@@ -137,7 +138,7 @@ def plan_device(sizes: Sizes, budget: int, encoder: str, n_threads: int) -> Devi
     ----------
     sizes : of the batch on this device
     budget : bytes, see `gpu.device.budget`
-    encoder : "mp" or "omp"; the latter always runs on the host
+    encoder : one of `plan.encoders.ENCODERS`; those without a CUDA kernel run on the host
     n_threads : tasks at a time per process, all of which may hold a chunk while the host pursues
 
     Examples
@@ -158,7 +159,7 @@ def plan_device(sizes: Sizes, budget: int, encoder: str, n_threads: int) -> Devi
     (Placement(device='gpu', gram_on_device=False, resident=True), 8192)
     """
     smallest = 0
-    for gram_on_device in (True, False) if encoder == "mp" else (False,):
+    for gram_on_device in (True, False) if ENCODERS[encoder].on_device else (False,):
         in_flight = 1 if gram_on_device else max(1, n_threads)
         for resident in (True, False):
             placement = Placement("gpu", gram_on_device, resident)

@@ -10,10 +10,10 @@ from typing import Any
 
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.plan import stream
+from dbksvd_dask.plan.encoders import ENCODERS, able
 from dbksvd_dask.plan.groups import group_sizes
 from dbksvd_dask.plan.growth import growth_iterations, growth_sizes
 
-ENCODERS = ("mp", "omp")
 INITS = ("uniform", "data", "array")
 DEAD_ATOM_RULES = ("residual", "random", "keep")
 DEVICES = ("auto", "cpu", "gpu")
@@ -163,7 +163,7 @@ _INTEGERS = {
     "seed": 0,
 }
 _CHOICES = {
-    "encoder": ENCODERS,
+    "encoder": tuple(ENCODERS),
     "init": INITS,
     "dead_atoms": DEAD_ATOM_RULES,
     "device": DEVICES,
@@ -191,19 +191,24 @@ def _check_growth_factor(values: dict[str, Any]) -> None:
 
 def _check_combinations(params: FitParams) -> None:
     """Refuse what cannot go together."""
-    if params.encoder == "omp" and params.nonneg:
-        raise InputError(
-            "encoder='omp' gives coefficients of both signs and cannot honour nonneg=True; "
-            "use encoder='mp' with nonneg=True (refit=True keeps them non-negative too)"
-        )
-    if params.encoder == "omp" and params.refit:
-        raise InputError("encoder='omp' is a least-squares fit already; use refit=False with it")
+    _check_encoder(params)
     _check_sparsity(params)
     _check_staged(params)
     if params.growth is not None:
         _check_growth(params)
     if params.frequency_prior:
         _check_prior(params)
+
+
+def _check_encoder(params: FitParams) -> None:
+    encoder = ENCODERS[params.encoder]
+    if params.nonneg and not encoder.nonneg:
+        raise InputError(
+            f"encoder={params.encoder!r} gives coefficients of both signs and cannot honour nonneg=True; "
+            f"use {able('nonneg')} with nonneg=True (refit=True keeps them non-negative too)"
+        )
+    if params.refit and encoder.least_squares:
+        raise InputError(f"encoder={params.encoder!r} is a least-squares fit already; use refit=False with it")
 
 
 def _check_sparsity(params: FitParams) -> None:
@@ -230,16 +235,16 @@ def _check_staged(params: FitParams) -> None:
         return
     if params.groups is None and params.growth is None:
         raise InputError("encode='staged' offers groups in order; give groups, such as 'exponential', or growth")
-    if params.encoder != "mp":
-        raise InputError(f"encode='staged' is a matching pursuit; use encoder='mp', not {params.encoder!r}")
+    if not ENCODERS[params.encoder].staged:
+        raise InputError(f"encode='staged' is a matching pursuit; use {able('staged')}, not {params.encoder!r}")
 
 
 def _check_growth(params: FitParams) -> None:
     if params.groups is not None:
         raise InputError(f"growth={params.growth} makes its own groups; leave out groups={params.groups}")
-    if params.encoder != "mp":
+    if not ENCODERS[params.encoder].weighted:
         raise InputError(
-            f"growth={params.growth} needs encoder='mp'; for least squares on what it finds, use refit=True"
+            f"growth={params.growth} needs {able('weighted')}; for least squares on what it finds, use refit=True"
         )
     if params.init == "array":
         raise InputError(f"growth={params.growth} starts from few atoms; use init='uniform' or 'data'")

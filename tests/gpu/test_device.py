@@ -21,6 +21,7 @@ from dbksvd_dask.kernels import encode as cpu_encode
 from dbksvd_dask.kernels import update as cpu_update
 from dbksvd_dask.plan import device as gpu_plan
 from dbksvd_dask.plan.device import CPU, Placement, Sizes, peak_bytes, plan_device
+from dbksvd_dask.plan.encoders import ENCODERS
 
 ROOT = Path(__file__).resolve().parents[2]
 Y = np.random.default_rng(0).standard_normal((40, 6)).astype(np.float32)
@@ -153,7 +154,7 @@ def test_the_plan_knows_the_sizes_of_the_code():
     k=st.integers(1, 128),
     budget=st.integers(1 << 28, 80 << 30),
     threads=st.integers(1, 128),
-    encoder=st.sampled_from(["mp", "omp"]),
+    encoder=st.sampled_from(list(ENCODERS)),
 )
 def test_a_plan_fits_and_more_memory_never_makes_it_worse(
     n_rows, n_features, n_atoms, k, budget, threads, encoder
@@ -167,7 +168,7 @@ def test_a_plan_fits_and_more_memory_never_makes_it_worse(
             continue
         assert made[-1].device_bytes <= memory
         assert made[-1].placement.device == "gpu"
-        assert made[-1].placement.gram_on_device is False or encoder == "mp"
+        assert made[-1].placement.gram_on_device is False or ENCODERS[encoder].on_device
         assert 1 <= made[-1].chunk_size <= 8192
     if len(made) == 2:
         small, large = ((p.placement.gram_on_device, p.placement.resident, p.chunk_size) for p in made)

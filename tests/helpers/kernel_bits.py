@@ -17,15 +17,15 @@ from dbksvd_dask.kernels import update
 from dbksvd_dask.kernels.encode import encode_rows, gram_matrix, residual, squared_norms
 from dbksvd_dask.kernels.moments import column_sums
 from dbksvd_dask.plan.encoder import AtomWeights, EncodeSpec
+from dbksvd_dask.plan.encoders import ENCODERS
 
 # not a multiple of the blocks that kernels work in, and long enough for every vectorised loop and its rest
 N_ROWS, N_FEATURES, N_ATOMS, K = 300, 70, 333, 8
 
 SPECS = {
-    "mp": EncodeSpec(K),
+    **{name: EncodeSpec(K, encoder=name) for name in ENCODERS},
     "mp refit": EncodeSpec(K, refit=True),
     "mp nonneg refit": EncodeSpec(K, nonneg=True, refit=True),
-    "omp": EncodeSpec(K, encoder="omp"),
     "staged": EncodeSpec(K, stages=((0, 100, 5), (100, N_ATOMS, 5)), refit=True),
 }
 

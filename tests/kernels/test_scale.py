@@ -10,6 +10,7 @@ from dbksvd_dask.kernels import chunk, lanczos
 from dbksvd_dask.kernels.encode import gram_matrix
 from dbksvd_dask.kernels.scale import rows_near_one, unit_of
 from dbksvd_dask.plan.encoder import EncodeSpec
+from dbksvd_dask.plan.encoders import ENCODERS
 from tests.helpers.stores import make_store
 from tests.naive import kernels
 
@@ -18,8 +19,7 @@ N, D, M, K = 600, 12, 16, 3
 EXPONENTS = (-105, -60, -21, 21, 60, 105)
 
 MODES = {
-    "mp": {},
-    "omp": {"encoder": "omp"},
+    **{name: {"encoder": name} for name in ENCODERS},
     "nonneg": {"nonneg": True},
     "refit": {"refit": True},
     "nonneg refit": {"nonneg": True, "refit": True},

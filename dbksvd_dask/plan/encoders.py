@@ -1,0 +1,60 @@
+"""The encoders: what each one is, what it can be combined with, and which kernel runs it.
+
+A new encoder is one kernel module and one entry here. The names that parameters and options accept, the refused
+combinations, the choice between host and device and the dispatch in `kernels.encode` follow from the entry.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Encoder(NamedTuple):
+    """One way in which samples become codes.
+
+    Attributes
+    ----------
+    meaning : what it does, in a few words
+    kernel : "module:function" in `dbksvd_dask.kernels`, called as
+        ``function(prods, gram, norm2, spec, atom, coefficient)``; see `kernels.encode.TileEncoder`
+    nonneg : honours ``nonneg=True``
+    least_squares : coefficients are least squares on their support, so ``refit=True`` has nothing to add
+    staged : has a form that offers groups in order, ``encode="staged"``
+    weighted : has a form with one threshold per atom, which growing dictionaries need
+    on_device : has a CUDA kernel; the others run on the host, with products from the device
+    """
+
+    meaning: str
+    kernel: str
+    nonneg: bool = False
+    least_squares: bool = False
+    staged: bool = False
+    weighted: bool = False
+    on_device: bool = False
+
+
+ENCODERS = {
+    "mp": Encoder(
+        meaning="matching pursuit",
+        kernel="pursuit:encode_tile",
+        nonneg=True,
+        staged=True,
+        weighted=True,
+        on_device=True,
+    ),
+    "omp": Encoder(
+        meaning="orthogonal matching pursuit",
+        kernel="omp:encode_tile",
+        least_squares=True,
+    ),
+}
+
+
+def able(capability: str) -> str:
+    """List the encoders that have a capability, as words of an error message.
+
+    >>> able("staged")
+    "encoder='mp'"
+    """
+    names = [repr(name) for name, encoder in ENCODERS.items() if getattr(encoder, capability)]
+    return "encoder=" + " or ".join(names)
