@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from dbksvd_dask.fit.history import FitState
+from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.graph import batch
 from dbksvd_dask.kernels.moments import Moments
 from dbksvd_dask.plan import growth
@@ -109,19 +109,19 @@ def moved_mean(mean: np.ndarray | None, result: batch.BatchResult) -> np.ndarray
     return None if mean is None else mean + result.after.r_sum / result.after.n_samples
 
 
-def without_dead(state: FitState) -> FitState:
+def without_dead(state: Dictionary) -> Dictionary:
     """State without the atoms that no sample of the last batch used; the first one always stays."""
     if state.counts is None:
         return state
     n = max(1, int(np.count_nonzero(state.counts)))  # they are sorted by use
     previous = None if state.previous is None else state.previous[:n]
-    return replace(state, dictionary=state.dictionary[:n], previous=previous, counts=state.counts[:n])
+    return replace(state, atoms=state.atoms[:n], previous=previous, counts=state.counts[:n])
 
 
-def by_frequency(state: FitState) -> FitState:
+def by_frequency(state: Dictionary) -> Dictionary:
     """State with its atoms sorted by how many samples used them, most first; of equals the earlier one first."""
     assert state.counts is not None
     assert state.previous is not None
     order = np.argsort(-state.counts, kind="stable")
-    dictionary, previous = (np.ascontiguousarray(atoms[order]) for atoms in (state.dictionary, state.previous))
-    return replace(state, dictionary=dictionary, previous=previous, counts=state.counts[order])
+    atoms, previous = (np.ascontiguousarray(D[order]) for D in (state.atoms, state.previous))
+    return replace(state, atoms=atoms, previous=previous, counts=state.counts[order])

@@ -1,34 +1,13 @@
-"""Where a fit stands, and one row of its history."""
+"""One row of the history of a fit."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass, field
-
-import numpy as np
 
 from dbksvd_dask.evaluate.metrics import mean_relative_error, variance_explained
 from dbksvd_dask.graph import batch
 
-History = dict[str, list[float]]
-
-
-@dataclass
-class FitState:
-    """Where a fit stands; all that a checkpoint holds."""
-
-    dictionary: np.ndarray  # (n_atoms, n_features)
-    mean: np.ndarray | None  # (n_features,) float64, or None when not centred
-    iteration: int = 0
-    history: History = field(default_factory=dict)
-    counts: np.ndarray | None = None  # (n_atoms,) samples per atom in the last batch
-    previous: np.ndarray | None = None  # (n_atoms, n_features) one iteration ago, for the momentum
-    threshold: float = 0.0  # smallest coefficient when encoding, where the fit learns one
-    training_threshold: float = 0.0  # the same in training; another one only where a dictionary grows
-    weights: np.ndarray | None = None  # (n_atoms,) by which the thresholds of atoms differ when encoding
-
 
 def record_of(result: batch.BatchResult, n_rows: int) -> dict[str, float]:
-    """One row of the history."""
+    """Return the figures of one batch."""
     return {
         "relative_error_before": mean_relative_error(result.before),
         "relative_error": mean_relative_error(result.after),

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -22,20 +22,20 @@ from dbksvd_dask.errors import InputError, StoreError
 from dbksvd_dask.evaluate.metrics import mean_relative_error, variance_explained
 from dbksvd_dask.fit import growing
 from dbksvd_dask.fit.growing import by_frequency, without_dead
-from dbksvd_dask.fit.history import FitState, record_of
+from dbksvd_dask.fit.history import record_of
 from dbksvd_dask.fit.resume import newest_iteration, newest_readable, require_same_fit, telling_what_is_safe, tidy
 from dbksvd_dask.fit.start import check_finite, extrapolated, unit_rows, working_dtype
 from dbksvd_dask.graph import batch, load
 from dbksvd_dask.graph.backend import place
 from dbksvd_dask.graph.draw import Draw, grow
-from dbksvd_dask.graph.encode import EncodePlan, build_evaluation
+from dbksvd_dask.graph.encode import EncodePlan, build_evaluation, plan_encoding
 from dbksvd_dask.graph.run import attempt, compute, dashboard, worker_threads
 from dbksvd_dask.graph.sources import ArraySource, LazySource, Source, StoreSource
 from dbksvd_dask.kernels.moments import Moments
 from dbksvd_dask.kernels.scale import rows_near_one, smallest_norm
 from dbksvd_dask.plan import growth, memory, seeds, stream, units
 from dbksvd_dask.plan.device import DevicePlan, Sizes
-from dbksvd_dask.plan.encoder import AtomWeights, encode_spec, prior, training_groups, training_spec
+from dbksvd_dask.plan.encoder import AtomWeights, training_groups, training_spec
 from dbksvd_dask.plan.params import FitParams
 from dbksvd_dask.store.atomic import require_outside
 from dbksvd_dask.store.lock import Lock, hold
@@ -50,7 +50,6 @@ MEAN_ROWS = 262_144
 # to k of them in so many steps.
 COUNTED_ROWS, THRESHOLD_STEPS = 2048, 4
 
-_THRESHOLDS = ("threshold", "training_threshold")  # of a state, as a checkpoint names them
 T = TypeVar("T")
 
 
@@ -120,10 +119,10 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------------ start
 
-    def start(self) -> FitState:
+    def start(self) -> Dictionary:
         """Mean and first dictionary."""
         mean = self._mean() if self.params.center else None
-        return FitState(self._first_atoms(mean), mean)
+        return Dictionary(self._first_atoms(mean), mean, self.params.to_json(), self.source.identity)
 
     def _mean(self) -> np.ndarray:
         if self.params.growth is not None:  # learned on the way
@@ -149,26 +148,26 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------------ loop
 
-    def batch_spec(self, state: FitState | None = None) -> batch.BatchSpec:
+    def batch_spec(self, state: Dictionary | None = None) -> batch.BatchSpec:
         """What a batch needs to know: the same for all of a fit, unless it grows or learns a threshold."""
         p = self.params
         n_atoms, threshold = p.n_atoms, 0.0
         if state is not None:
-            n_atoms, threshold = state.dictionary.shape[0], state.training_threshold
+            n_atoms, threshold = state.atoms.shape[0], state.training_threshold
         groups, encode = training_groups(p, n_atoms), training_spec(p, threshold, n_atoms)
         where, size, _ = self._place
         steps, weights = p.lanczos_steps, None if state is None else self._training_weights(state)
         dead = "keep" if self._draws_dead else p.dead_atoms
         return batch.BatchSpec(groups, encode, steps, size, dead, p.seed, self.dtype, where, weights)
 
-    def _training_weights(self, state: FitState) -> AtomWeights | None:
+    def _training_weights(self, state: Dictionary) -> AtomWeights | None:
         """Preferences with which a growing dictionary encodes its next batch, if any."""
         p = self.params
         if p.growth is None or state.counts is None or not growing.prefers_frequent(state.history, p.k):
             return None
         return growing.frequent_first(state.counts, self.stream.batch_rows(state.iteration - 1))
 
-    def step(self, state: FitState, rows: np.ndarray | None = None) -> FitState:
+    def step(self, state: Dictionary, rows: np.ndarray | None = None) -> Dictionary:
         """Run one outer batch: a new state."""
         in_order = rows is None
         if rows is None:
@@ -180,7 +179,7 @@ class Trainer:
         spec = self.batch_spec(state)
         # while it grows a dictionary settles within a few batches; moved on, it found fewer true features
         momentum = self.params.momentum if now is None else 0.0
-        ahead = extrapolated(state.dictionary, state.previous, momentum)
+        ahead = extrapolated(state.atoms, state.previous, momentum)
 
         upcoming = batch.Upcoming(self._fit, self._rows_of_next(state.iteration)) if in_order else None
 
@@ -193,20 +192,29 @@ class Trainer:
         _check_scale(result.before, self.dtype)
         return self._after(state, result, now)
 
-    def _after(self, state: FitState, result: batch.BatchResult, now: growth.GrowthStep | None) -> FitState:
+    def _after(self, state: Dictionary, result: batch.BatchResult, now: growth.GrowthStep | None) -> Dictionary:
         """State after a batch: what it gave, what it taught about mean and threshold, and its record."""
         learned = growing.training_threshold(self.params, state.training_threshold, result)
         mean = state.mean if now is None else growing.moved_mean(state.mean, result)
         # an atom that was replaced has no direction of travel yet
-        previous = np.where((result.counts == 0)[:, None], result.dictionary, state.dictionary)
-        new = FitState(result.dictionary, mean, state.iteration + 1, {}, result.counts, previous, learned, learned)
+        previous = np.where((result.counts == 0)[:, None], result.dictionary, state.atoms)
+        new = Dictionary(
+            result.dictionary,
+            mean,
+            self.params.to_json(),
+            self.source.identity,
+            state.iteration + 1,
+            counts=result.counts,
+            previous=previous,
+            extra=state.extra,
+        ).with_thresholds(learned, learned)
         record = record_of(result, result.before.n_samples)
         if now is not None:
             new = by_frequency(new)
             if self.params.frequency_prior:
                 assert new.counts is not None
                 new.weights = growing.prior_weights(new.counts, result.before.n_samples)
-            new.threshold = self._encode_threshold(new, state.threshold or learned)
+            new = new.with_thresholds(self._encode_threshold(new, state.threshold or learned), learned)
             plain = self._count_nonzeros(new, self._training_plan(new)._replace(weights=None))
             record |= {"n_atoms": float(now.n_atoms), "stage": float(now.stage), "growth_threshold": learned}
             record[growing.PLAIN_NONZEROS] = plain
@@ -216,7 +224,7 @@ class Trainer:
         new.history = {name: [*state.history.get(name, []), value] for name, value in record.items()}
         return new
 
-    def _encode_threshold(self, state: FitState, threshold: float) -> float:
+    def _encode_threshold(self, state: Dictionary, threshold: float) -> float:
         """Smallest coefficient with which a growing dictionary encodes.
 
         With k as the maximum that of its training; with k as the mean, one that gives some rows k nonzeros.
@@ -225,16 +233,16 @@ class Trainer:
             return state.training_threshold
         seen: list[tuple[float, float]] = []
         for _ in range(THRESHOLD_STEPS):
-            how = self._encode_plan(replace(state, threshold=threshold))
+            how = self._encode_plan(state.with_thresholds(threshold, state.training_threshold))
             seen.append((threshold, self._count_nonzeros(state, how)))
             fall = growth.threshold_fall(*seen[-2:]) if len(seen) > 1 else growth.FALL
             threshold = growth.next_threshold(*seen[-1], self.params.k, fall)
         return threshold
 
-    def _count_nonzeros(self, state: FitState, how: EncodePlan) -> float:
+    def _count_nonzeros(self, state: Dictionary, how: EncodePlan) -> float:
         """Mean number of nonzeros of some rows of the next batch: those just fitted to need fewer than others."""
         part = self.stream.batch(state.iteration)[: min(self._place.chunk_size, COUNTED_ROWS)]
-        arguments = (self.source, part, state.dictionary, how, part.size, state.iteration - 1)
+        arguments = (self.source, part, state.atoms, how, part.size, state.iteration - 1)
         _, n_nonzeros = self._compute(partial(build_evaluation, *arguments))
         return float(n_nonzeros) / part.size
 
@@ -243,38 +251,37 @@ class Trainer:
         sizes = self.params.growth_sizes
         return None if sizes is None else growth.growth_step(sizes, iteration)
 
-    def _grown(self, state: FitState, rows: np.ndarray, now: growth.GrowthStep | None) -> FitState:
+    def _grown(self, state: Dictionary, rows: np.ndarray, now: growth.GrowthStep | None) -> Dictionary:
         """State with the atoms that this iteration should have; new ones have no direction of travel yet."""
         if now is None:
             return state
         if self._draws_dead:
             state = without_dead(state)
-        n_atoms = state.dictionary.shape[0]
+        n_atoms = state.atoms.shape[0]
         if now.n_atoms == n_atoms:
             return state
         n_new = now.n_atoms - n_atoms
         # a quarter of the batch would do as well as all of it; at least some rows to choose from for each atom
         rows = rows[: max(self.params.chunk_size, 16 * n_new)]
         draw = Draw(n_new, self.params.seed, state.iteration)
-        how, old, size = self._training_plan(state), state.dictionary, self._place.chunk_size
+        how, old, size = self._training_plan(state), state.atoms, self._place.chunk_size
         D = self._attempt(lambda: grow(self.source, rows, old, how, size, draw), state.iteration)
         previous = None if state.previous is None else np.concatenate([state.previous, D[n_atoms:]])
         counts = None if state.counts is None else np.append(state.counts, np.zeros(n_new, state.counts.dtype))
-        return replace(state, dictionary=D, previous=previous, counts=counts)
+        return replace(state, atoms=D, previous=previous, counts=counts)
 
     @property
     def _draws_dead(self) -> bool:
         """Whether dead atoms are drawn anew like those that a growing dictionary adds."""
         return self.params.growth is not None and self.params.dead_atoms == "residual"
 
-    def _encode_plan(self, state: FitState) -> EncodePlan:
+    def _encode_plan(self, state: Dictionary) -> EncodePlan:
         """How the dictionary as it stands encodes samples."""
-        spec = encode_spec(self.params, state.threshold, state.dictionary.shape[0])
-        return EncodePlan(spec, state.mean, self.dtype, self._place.placement, prior(state.weights))
+        return plan_encoding(state, self._place.placement)
 
-    def _training_plan(self, state: FitState) -> EncodePlan:
+    def _training_plan(self, state: Dictionary) -> EncodePlan:
         """How the next batch encodes samples."""
-        spec = training_spec(self.params, state.training_threshold, state.dictionary.shape[0])
+        spec = training_spec(self.params, state.training_threshold, state.atoms.shape[0])
         return self._encode_plan(state)._replace(spec=spec, weights=self._training_weights(state))
 
     def _rows_of_next(self, iteration: int) -> np.ndarray:
@@ -302,11 +309,11 @@ class Trainer:
     def _compute(self, build: Callable[[], Delayed], iteration: int = 0) -> Any:
         return self._attempt(lambda: compute(build()), iteration)
 
-    def _validate(self, state: FitState) -> dict[str, float]:
+    def _validate(self, state: Dictionary) -> dict[str, float]:
         """Metrics on the held-out rows: one pursuit over the whole dictionary, or staged if that was asked for."""
         if self.validation is None or self._validation_rows.size == 0:
             return {}
-        how, D = self._encode_plan(state), state.dictionary
+        how, D = self._encode_plan(state), state.atoms
         size = units.part_rows(self._validation_rows.size, self._validation_rows.size)
         if how.place.device == "gpu":
             size = min(size, self._place.chunk_size)
@@ -344,7 +351,7 @@ class Trainer:
             return memory.plan_fit(sizes, *where)
         return memory.check_limit(sizes, self.memory_limit, *where)
 
-    def run(self, state: FitState, on_state: Callable[[FitState], None] | None = None) -> FitState:
+    def run(self, state: Dictionary, on_state: Callable[[Dictionary], None] | None = None) -> Dictionary:
         """Run all iterations that are left; `on_state` sees the state after each."""
         p, began, first = self.params, time.monotonic(), state.iteration
         shape, rows, planned = self.source.shape, self.stream.rows_per_batch, self.memory_plan().total
@@ -360,7 +367,7 @@ class Trainer:
         self._emit(events.FitFinished(state.iteration, time.monotonic() - began))
         return state
 
-    def _finished(self, state: FitState, seconds: float, elapsed: float, first: int) -> events.BatchFinished:
+    def _finished(self, state: Dictionary, seconds: float, elapsed: float, first: int) -> events.BatchFinished:
         rows, behind = self.stream.batch_rows(state.iteration - 1), self.stream.rows_before(state.iteration)
         per_row = elapsed / (behind - self.stream.rows_before(first))
         return events.BatchFinished(
@@ -379,22 +386,15 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------------ checkpoints
 
-    def to_dictionary(self, state: FitState) -> Dictionary:
-        """The state as it is stored."""
-        return as_dictionary(state, self.params, self.source.identity)
-
-    def resume(self, run: str) -> FitState:
+    def resume(self, run: str) -> Dictionary:
         """State of the newest checkpoint of a run; refused when it is of another fit."""
         stored = newest_readable(run)
         require_same_fit(run, stored, self.params.to_json(), self.source.identity)
-        thresholds = [float(stored.extra.get(name, 0.0)) for name in _THRESHOLDS]
-        history, counts, previous = stored.history, stored.counts, stored.previous
-        known = (stored.atoms, stored.mean, stored.iteration, history, counts, previous)
-        return FitState(*known, thresholds[0], thresholds[1], stored.weights)
+        return replace(stored, params=self.params.to_json())  # of which some may change: see `resume.MAY_CHANGE`
 
     def fit(
         self, checkpoint: str | None = None, every: int = 1, resume: bool = False, replace: bool = False
-    ) -> FitState:
+    ) -> Dictionary:
         """Run the whole fit, with checkpoints if a folder is given.
 
         Parameters
@@ -424,7 +424,7 @@ class Trainer:
                 remove_checkpoints(checkpoint)
             return self._fit_into(checkpoint, every, resume, lock)
 
-    def _fit_into(self, checkpoint: str, every: int, resume: bool, lock: Lock) -> FitState:
+    def _fit_into(self, checkpoint: str, every: int, resume: bool, lock: Lock) -> Dictionary:
         """Run the fit in a folder that this process holds."""
         found = latest_checkpoint(checkpoint)
         if found is not None and not resume:
@@ -433,31 +433,15 @@ class Trainer:
                 "another folder, or throw that fit away (--force)"
             )
 
-        def save(current: FitState) -> None:
+        def save(current: Dictionary) -> None:
             if current.iteration % every == 0 or current.iteration == self.params.n_iter:
                 lock.require_held()
-                path = write_checkpoint(checkpoint, self.to_dictionary(current))
+                path = write_checkpoint(checkpoint, current)
                 self._emit(events.CheckpointWritten(path, current.iteration))
 
         resumed = None if found is None else self.resume(checkpoint)
         with telling_what_is_safe(checkpoint, self._emit):
             return self.run(self.start() if resumed is None else resumed, save)
-
-
-def as_dictionary(state: FitState, params: FitParams, source: str = "") -> Dictionary:
-    """A state as it is stored, with everything it takes to encode or to go on."""
-    return Dictionary(
-        atoms=state.dictionary,
-        mean=state.mean,
-        params=params.to_json(),
-        source=source,
-        iteration=state.iteration,
-        history=state.history,
-        counts=state.counts,
-        previous=state.previous,
-        extra={name: value for name in _THRESHOLDS if (value := getattr(state, name))},
-        weights=state.weights,
-    )
 
 
 def _check_scale(batch: Moments, dtype: np.dtype) -> None:
@@ -468,10 +452,3 @@ def _check_scale(batch: Moments, dtype: np.dtype) -> None:
             f"the samples have norms of about {size:.2g}, too small for {dtype}, which needs "
             f"{smallest_norm(dtype):.2g} or more; multiply them by a constant, which changes no atom"
         )
-
-
-def iterate(trainer: Trainer, state: FitState) -> Iterator[FitState]:
-    """Yield the state after each iteration, for callers that want to look in between."""
-    while state.iteration < trainer.params.n_iter:
-        state = trainer.step(state)
-        yield state

@@ -29,7 +29,7 @@ def planned(space, monkeypatch):
 
         if hasattr(space, "launches"):  # simulated: each thread of a block is a thread of Python
             space.threads = 2
-        for module in ("fit.trainer", "model", "jobs.encode"):
+        for module in ("fit.trainer", "graph.backend"):
             monkeypatch.setattr(f"dbksvd_dask.{module}.place", place)
 
     return use
