@@ -148,7 +148,7 @@ def test_dead_atoms_are_drawn_anew_unless_they_are_kept(rng, make_dictionary, ru
     counts = np.append(np.arange(20, 0, -1), np.zeros(4, int))
     state = Dictionary(D, np.zeros(24), params.to_json(), iteration=12, counts=counts, previous=D)
     state = state.with_thresholds(0.0, 0.5)
-    grown = trainer._grown(state, np.arange(400), growth.growth_step((16, 24), 12))
+    grown = trainer.policy.before(state, np.arange(400))
     assert grown.atoms.shape == (24, 24)
     np.testing.assert_array_equal(grown.atoms[:20], D[:20])
     np.testing.assert_allclose(np.linalg.norm(grown.atoms, axis=1), 1, atol=1e-5)
