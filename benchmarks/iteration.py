@@ -16,7 +16,7 @@ import time
 import dask
 import numpy as np
 
-from dbksvd_dask.fit.history import FitState
+from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.fit.trainer import Trainer
 from dbksvd_dask.graph import batch
 from dbksvd_dask.graph.sources import ArraySource
@@ -31,11 +31,11 @@ def bare_products(Y: np.ndarray, D: np.ndarray, prods: np.ndarray, gram: np.ndar
     return time.perf_counter() - began
 
 
-def one_iteration(trainer: Trainer, state: FitState) -> tuple[float, batch.BatchResult]:
+def one_iteration(trainer: Trainer, state: Dictionary) -> tuple[float, batch.BatchResult]:
     """Seconds of one outer batch: graph, encoding, update, metrics."""
     began = time.perf_counter()
     graph = batch.build_batch(
-        trainer.source, trainer.stream.batch(state.iteration), state.dictionary, None, trainer.batch_spec(), 0
+        trainer.source, trainer.stream.batch(state.iteration), state.atoms, None, trainer.batch_spec(), 0
     )
     result = batch.run_batch(graph)
     return time.perf_counter() - began, result
@@ -62,7 +62,7 @@ def measure(
     with dask.config.set(scheduler="threads", **({} if threads is None else {"num_workers": threads})):
         one_iteration(trainer, state)  # compiles, or loads compiled kernels
         for _ in range(repeats):
-            gemm.append(bare_products(Y, state.dictionary, prods, gram))
+            gemm.append(bare_products(Y, state.atoms, prods, gram))
             runs.append(one_iteration(trainer, state))
     seconds, result = min(runs, key=lambda run: run[0])
     return {

@@ -44,7 +44,7 @@ def found(size: str, momentum: float, seed: int, n_iter: int = 16) -> float:
     state = trainer.start()
     for t in range(n_iter):
         state = trainer.step(state, np.arange(t % 4 * n, (t % 4 + 1) * n))
-    return float((np.abs(state.dictionary @ truth.T).max(axis=0) > 0.95).mean())
+    return float((np.abs(state.atoms @ truth.T).max(axis=0) > 0.95).mean())
 
 
 def explained(store: str, momentum: float) -> float:

@@ -53,7 +53,7 @@ def measure(
     params = FitParams.checked(n_atoms=n_atoms, k=k, device="cpu", **whole)
     trainer = Trainer(ArraySource(Y, params.chunk_size), params)
     state = trainer.start()
-    D = state.dictionary
+    D = state.atoms
     gram = gram_matrix(D)
     E = rng.standard_normal((max(1, n_rows * k // n_atoms), n_features), dtype=np.float32)
     runs = {

@@ -25,7 +25,7 @@ def train(recorder: Recorder, **params: Any) -> None:
         while True:
             state = trainer.step(state)
             seen = trainer.stream.rows_before(state.iteration)
-            recorder.show(lambda: state.dictionary, seen)  # noqa: B023  (called at once)
+            recorder.show(lambda: state.atoms, seen)  # noqa: B023  (called at once)
 
 
 def plain(recorder: Recorder) -> None:

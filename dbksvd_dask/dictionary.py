@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
 from dbksvd_dask._words import facts_html, history_html
+from dbksvd_dask.plan.encoder import AtomWeights, EncodeSpec, prior, stored_spec, stored_weights
+
+History = dict[str, list[float]]
+
+# What a fit learns about the smallest coefficient, by its name in `Dictionary.extra`; absent where it is 0.
+_THRESHOLDS = ("threshold", "training_threshold")
 
 
 @dataclass
 class Dictionary:
-    """A dictionary with everything needed to encode with it, or to go on fitting it.
+    """A dictionary with everything it takes to encode with it, or to continue its fit.
+
+    The state of a fit is one, a checkpoint stores one, a fitted estimator publishes one as its attributes, and
+    `graph.encode.plan_encoding` makes of one how samples are encoded.
 
     Attributes
     ----------
@@ -26,7 +35,7 @@ class Dictionary:
     iteration : outer batches done
     history : per iteration, see `DBKSVD.history_`
     counts : (n_atoms,) samples per atom in the last batch, or None
-    previous : (n_atoms, n_features) atoms one iteration ago, which a fit with momentum goes on from, or None
+    previous : (n_atoms, n_features) atoms one iteration ago, from which momentum follows, or None
     extra : further attributes (thresholds, stages, provenance)
     weights : (n_atoms,) by which the thresholds of atoms differ when encoding, or None
     """
@@ -36,7 +45,7 @@ class Dictionary:
     params: dict[str, Any]
     source: str = ""
     iteration: int = 0
-    history: dict[str, list[float]] = field(default_factory=dict)
+    history: History = field(default_factory=dict)
     counts: np.ndarray | None = None
     previous: np.ndarray | None = None
     extra: dict[str, Any] = field(default_factory=dict)
@@ -52,19 +61,45 @@ class Dictionary:
         """Number of features."""
         return int(self.atoms.shape[1])
 
-    def to_xarray(self) -> xr.Dataset:
-        """Dataset with `dictionary` (atom, feature) and `mean` (feature,)."""
-        mean = np.zeros(self.n_features) if self.mean is None else self.mean
-        return xr.Dataset(
-            {"dictionary": (("atom", "feature"), self.atoms), "mean": (("feature",), mean)},
-            attrs={"iteration": self.iteration, **self.params},
-        )
+    @property
+    def threshold(self) -> float:
+        """Smallest coefficient when samples are encoded; 0 where the fit learned none."""
+        return float(self.extra.get("threshold", 0.0))
+
+    @property
+    def training_threshold(self) -> float:
+        """Smallest coefficient in the next batch of its fit; differs from `threshold` only where atoms grow."""
+        return float(self.extra.get("training_threshold", 0.0))
+
+    def with_thresholds(self, threshold: float, training_threshold: float) -> Dictionary:
+        """Return the same dictionary with other thresholds."""
+        kept = {name: value for name, value in self.extra.items() if name not in _THRESHOLDS}
+        learned = zip(_THRESHOLDS, (threshold, training_threshold), strict=True)
+        return replace(self, extra=kept | {name: value for name, value in learned if value})
+
+    def encode_spec(self, given: Mapping[str, Any] | None = None) -> EncodeSpec:
+        """Return how it encodes: as it was fitted, except for what is given (None: nothing).
+
+        Parameters
+        ----------
+        given : some of `plan.encoder.CHOOSABLE`
+        """
+        return stored_spec(self.params, self.n_atoms, self.extra, given or {})
+
+    def encode_weights(self, given: Mapping[str, Any] | None = None) -> AtomWeights | None:
+        """Return in what its atoms differ when it encodes; None for all alike.
+
+        Parameters
+        ----------
+        given : as for `encode_spec`; another k or min_coefficient sets the weights aside
+        """
+        return prior(stored_weights(self.weights, given or {}))
 
     def __repr__(self) -> str:
         """One line: shape, k, batches and source."""
         shape = f"{self.n_atoms} atoms of {self.n_features} features, k={self.params.get('k')}"
-        where = f", fitted on {self.source}" if self.source else ""
-        return f"<Dictionary: {shape}, {self.iteration} batches{where}>"
+        origin = f", fitted on {self.source}" if self.source else ""
+        return f"<Dictionary: {shape}, {self.iteration} batches{origin}>"
 
     def _repr_html_(self) -> str:
         return dictionary_html(self.atoms, self.params, self.history, self.iteration, self.source)
@@ -82,7 +117,7 @@ def dictionary_fingerprint(dictionary: Dictionary) -> str:
 def dictionary_html(
     atoms: np.ndarray, params: Mapping[str, Any], history: Mapping[str, Any], iteration: int, source: str = ""
 ) -> str:
-    """A dictionary: its size, how it was fitted, how far it came.
+    """Show a dictionary: its size, how it was fitted, its history.
 
     Parameters
     ----------
@@ -107,7 +142,7 @@ def dictionary_html(
 
 
 def fit_html(atoms: np.ndarray, history: xr.Dataset, iteration: int) -> str:
-    """A fitted estimator, below the diagram of its parameters.
+    """Show a fitted estimator, below the diagram of its parameters.
 
     Parameters
     ----------

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import dask
@@ -24,25 +25,32 @@ from dbksvd_dask.codes import (
     label_samples,
     make_codes,
 )
-from dbksvd_dask.dictionary import Dictionary, fit_html
+from dbksvd_dask.dictionary import Dictionary, History, fit_html
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.evaluate.metrics import variance_explained
 from dbksvd_dask.events import Callback
 from dbksvd_dask.fit import start
-from dbksvd_dask.fit.history import FitState, History
-from dbksvd_dask.fit.trainer import Trainer, as_dictionary
-from dbksvd_dask.graph.backend import place
-from dbksvd_dask.graph.encode import EncodePlan, build_evaluation, encode_lazily, encode_now
+from dbksvd_dask.fit.trainer import Trainer
+from dbksvd_dask.graph.encode import (
+    EncodePlan,
+    build_evaluation,
+    encode_lazily,
+    encode_now,
+    place_encoding,
+    plan_encoding,
+)
 from dbksvd_dask.graph.sources import ArraySource, Source, as_source
 from dbksvd_dask.plan import units
-from dbksvd_dask.plan.device import Placement, Sizes
-from dbksvd_dask.plan.encoder import encode_spec, prior, stored_spec, stored_weights
+from dbksvd_dask.plan.encoder import DECISIVE
 from dbksvd_dask.plan.memory import MemoryPlan
-from dbksvd_dask.plan.params import DEVICES, FitParams, check_choice, check_integer, check_k
-from dbksvd_dask.store.runs import run_folder
+from dbksvd_dask.plan.params import DEVICES, FitParams, check_choice, check_integer
+from dbksvd_dask.store.dictionary import save_dictionary
+from dbksvd_dask.store.paths import PathLike
+from dbksvd_dask.store.runs import as_dictionary, open_dictionary, run_folder
 
 _PARAMS = FitParams.__dataclass_fields__
 OUTPUTS = ("codes", "sparse")
+INIT_RULES = ("uniform", "data")
 
 
 class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -75,8 +83,9 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         `rtol` times the sample's norm.
     center : bool, default True
         Take the mean off every sample.
-    init : {"uniform", "data"} or ndarray of shape (n_atoms, n_features), default "uniform"
-        First dictionary: random, samples, or given (warm start).
+    init : {"uniform", "data"}, ndarray of shape (n_atoms, n_features) or path, default "uniform"
+        First dictionary: random, samples, or given (warm start): an array, or the path of a dictionary, of the
+        folder of a fit, or of a dictionary of another tool (`.npy`, `.safetensors`, SAELens folder).
     dead_atoms : {"residual", "random", "keep"}, default "residual"
         What takes the place of an atom that no sample of a batch used: the worst-reconstructed samples, random
         directions, or nothing.
@@ -223,8 +232,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """Check this estimator's parameters."""
         check_choice("output", self.output, OUTPUTS)
         values = {name: getattr(self, name) for name in _PARAMS}
-        if not isinstance(self.init, str):
-            values["init"] = "array"
+        values["init"] = self.init if _is_rule(self.init) else "array"
         if not _is_count(self.validation):
             values["validation"] = 0
         return FitParams.checked(**values)
@@ -232,7 +240,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def _trainer(self, Y: Any, held: Any = None) -> Trainer:
         params = self._params()
         source = as_source(Y, params.chunk_size)
-        init = None if isinstance(self.init, str) else _plain(self.init)
+        init = None if _is_rule(self.init) else _first_atoms(self.init)
         validation = None
         if not _is_count(self.validation) and held is None:
             validation = as_source(self.validation, params.chunk_size)
@@ -265,8 +273,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         folder = None if self.checkpoint is None else run_folder(self.checkpoint)
         trainer = self._trainer(Y)
         every = check_integer("checkpoint_every", self.checkpoint_every, 1)
-        self._keep(trainer.fit(folder, every, resume, replace), Y)
-        return self
+        return self._publish(trainer.fit(folder, every, resume, replace), feature_coords(Y))
 
     def partial_fit(self, Y: Any, y: Any = None) -> DBKSVD:
         """Update the dictionary on one batch, all of whose samples are used at once.
@@ -281,44 +288,103 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         if params.growth is not None:
             raise InputError(f"growth={params.growth} is a schedule over a whole fit; use fit, or growth=None")
         source = as_source(Y, params.chunk_size)
-        state: FitState | None = getattr(self, "_state", None)
+        state: Dictionary | None = getattr(self, "_fitted", None)
         if state is not None:
-            _check_width(source, state.dictionary.shape[1], "Y")
+            _check_width(source, state.n_features, "Y")
         trainer = self._trainer(source, held=0)
         if state is None:
             state = trainer.start()
         state = trainer.step(state, np.arange(source.n_samples, dtype=np.int64))
-        self._keep(state, Y)
-        return self
+        return self._publish(state, feature_coords(Y))
 
-    def _keep(self, state: FitState, Y: Any) -> None:
-        """Publish a state as fitted attributes."""
-        self._state = state
-        self.components_ = np.array(state.dictionary)
+    def _publish(self, fitted: Dictionary, coords: dict[str, Any]) -> DBKSVD:
+        """Set the fitted attributes; `coords` are those of the features."""
+        self._fitted = fitted
+        self.components_ = np.array(fitted.atoms)
         self.dictionary_ = xr.DataArray(
-            self.components_, dims=("atom", "feature"), coords=feature_coords(Y), name="dictionary"
+            self.components_, dims=("atom", "feature"), coords=coords, name="dictionary"
         )
-        n_features = self.components_.shape[1]
-        self.mean_ = np.zeros(n_features) if state.mean is None else np.array(state.mean)
-        self.history_ = history_dataset(state.history)
-        self.n_iter_ = state.iteration
-        self.threshold_ = state.threshold
-        self.n_features_in_ = n_features
+        self.mean_ = np.zeros(fitted.n_features) if fitted.mean is None else np.array(fitted.mean)
+        self.history_ = history_dataset(fitted.history)
+        self.n_iter_ = fitted.iteration
+        self.threshold_ = fitted.threshold
+        self.n_features_in_ = fitted.n_features
+        return self
 
     # ------------------------------------------------------------------------------------------ using
 
     def to_dictionary(self) -> Dictionary:
-        """Return what was fitted as `open_dictionary` gives it back from a run."""
+        """Return what was fitted as a `Dictionary`, as `open_dictionary` returns that of a run.
+
+        Parameters that decide how samples are encoded are those of the estimator as it is now.
+        """
         check_is_fitted(self, "components_")
-        return as_dictionary(self._state, self._params())
+        params = self._params().to_json()
+        decisive = {name: params[name] for name in DECISIVE}
+        return replace(self._fitted, params=self._fitted.params | decisive)
+
+    def save(self, path: PathLike, *, overwrite: bool = False) -> str:
+        """Write the fitted dictionary to a folder, from which `load` and `open_dictionary` read it.
+
+        Parameters
+        ----------
+        path : local folder to write
+        overwrite : replace the dictionary that is there
+
+        Returns
+        -------
+        str
+            Path of the folder.
+
+        Examples
+        --------
+        >>> import os, tempfile
+        >>> import numpy as np
+        >>> from dbksvd_dask import DBKSVD, encode
+        >>> Y = np.random.default_rng(0).standard_normal((500, 16)).astype("float32")
+        >>> model = DBKSVD(n_atoms=32, k=4, n_iter=3).fit(Y)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = model.save(os.path.join(folder, "dictionary.zarr"))
+        ...     again = DBKSVD.load(path)
+        ...     codes = encode(Y, path)
+        >>> again.k, again.n_iter_
+        (4, 3)
+        >>> bool((again.transform(Y) == model.transform(Y)).to_array().all())
+        True
+        >>> bool((codes == model.transform(Y)).to_array().all())
+        True
+        """
+        return save_dictionary(path, self.to_dictionary(), overwrite=overwrite)
+
+    @classmethod
+    def load(cls, path: PathLike) -> DBKSVD:
+        """Open a dictionary, or the newest checkpoint of a run, as a fitted estimator.
+
+        It encodes as the one that was fitted, and `partial_fit` continues from it. Names of features and what is
+        not stored with a dictionary (callbacks, checkpoint, memory_limit, output) are those of a new estimator.
+
+        Parameters
+        ----------
+        path : folder that `save` wrote, or the folder of a fit
+
+        Examples
+        --------
+        See `save`.
+        """
+        stored = open_dictionary(path)
+        params = {"n_atoms": stored.n_atoms} | {n: v for n, v in stored.params.items() if n in _PARAMS}
+        if "k" not in params:
+            raise InputError(
+                f"{os.fspath(path)} does not say how many nonzeros a sample has; use encode(Y, path, k=...)"
+            )
+        checked = FitParams.checked(**params)
+        values = {name: getattr(checked, name) for name in params}
+        if checked.init == "array":
+            values["init"] = stored.atoms  # the first atoms are not kept: fitted again, it starts from these
+        return cls(**values)._publish(stored, {})
 
     def _encode_plan(self) -> EncodePlan:
-        params = self._params()
-        dtype = self.components_.dtype
-        mean = self.mean_ if self.center else None
-        where = _placement(params.device, self.components_, self.chunk_size, params.slots, params.encoder)
-        weights = prior(self._state.weights) if params.frequency_prior else None
-        return EncodePlan(encode_spec(params, self.threshold_), mean, dtype, where, weights)
+        return _placed_plan(self.to_dictionary(), self.device, self.chunk_size)
 
     def _checked_source(self, Y: Any) -> Source:
         check_is_fitted(self, "components_")
@@ -356,10 +422,10 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         `feature`) with their coordinates if the samples were labelled
         """
         check_is_fitted(self, "components_")
-        mean = self.mean_ if self.center else None
+        D, mean = self.components_, self._fitted.mean
         if sp.issparse(codes):
-            return decode_csr(codes, self.components_, mean)
-        return label_samples(decode(codes, self.components_, mean), codes, self.dictionary_)
+            return decode_csr(codes, D, mean)
+        return label_samples(decode(codes, D, mean), codes, self.dictionary_)
 
     @available_if(lambda self: self.output == "sparse")  # type: ignore[untyped-decorator]
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
@@ -419,10 +485,11 @@ def encode(
     Parameters
     ----------
     Y : ndarray, dask array, xarray.DataArray or path/URL of a Zarr store, (n_samples, n_features)
-    dictionary : ndarray or DataArray of shape (n_atoms, n_features), whose rows are normalised; or what
-        `open_dictionary` returned, which encodes as it was fitted, with its mean, groups, threshold and weights
+    dictionary : ndarray or DataArray of shape (n_atoms, n_features), whose rows are normalised; or a fitted one
+        A fitted one is what `open_dictionary` returned, the path of a dictionary or of the folder of a fit, or a
+        fitted `DBKSVD`. It encodes as it was fitted, with its mean, groups, threshold and weights.
     k : most nonzeros per sample
-        With what `open_dictionary` returned, None or the k of its fit; another k sets its threshold aside.
+        With a fitted dictionary, None or the k of its fit; another k sets its threshold aside.
     mean : ndarray of shape (n_features,) taken off every sample, or None
     encoder, nonneg, refit, min_coefficient, rtol
         As for `DBKSVD`; None for those of the fit, or for an ndarray the defaults of `DBKSVD`.
@@ -442,51 +509,44 @@ def encode(
         "min_coefficient": min_coefficient,
         "rtol": rtol,
     }
-    if isinstance(dictionary, Dictionary):
-        if mean is not None or groups is not None:
-            name = "groups" if mean is None else "mean"
+    source = as_source(Y, chunk_size)
+    if isinstance(dictionary, Dictionary | str | os.PathLike | DBKSVD):
+        _require_own(mean=mean, groups=groups)
+        found = as_dictionary(dictionary)
+        given |= {"k": None if k == found.params.get("k") else k}
+    else:
+        found, given = _of_atoms(dictionary, source, mean, {"k": k, "groups": groups, **given}), {}
+    _check_width(source, found.n_features, "Y")
+    plan = _placed_plan(found, check_choice("device", device, DEVICES), chunk_size, given)
+    return label_codes(_encode_source(source, found.atoms, plan), Y)
+
+
+def _require_own(**given: Any) -> None:
+    """Refuse what a fitted dictionary has of its own."""
+    for name, value in given.items():
+        if value is not None:
             raise InputError(f"{name} was given beside a fitted dictionary, which has its own; leave it out")
-        return _encode_fitted(Y, dictionary, {"k": k, **given}, chunk_size, device)
-    if k is None:
+
+
+def _of_atoms(atoms: Any, source: Source, mean: np.ndarray | None, given: dict[str, Any]) -> Dictionary:
+    """Return a dictionary of given atoms in the precision of the samples, with what is given as its parameters."""
+    if given["k"] is None:
         raise InputError("k is missing: an array of atoms does not say how many nonzeros a sample has; give k")
-    atoms = _plain(dictionary)
+    atoms = _plain(atoms)
     if atoms.ndim != 2:
         raise InputError(f"dictionary has shape {atoms.shape}; it must be (n_atoms, n_features)")
-    source = as_source(Y, chunk_size)
-    dtype = start.working_dtype(source.dtype)
-    D = start.unit_rows(atoms, atoms.shape, dtype)
-    _check_width(source, D.shape[1], "Y")
-    params = FitParams.checked(
-        n_atoms=D.shape[0],
-        k=check_k(k, D.shape[0]),
-        groups=groups,
-        encode="plain" if groups is None else "staged",
-        **{name: value for name, value in given.items() if value is not None},
-    )
-    where = _placement(check_choice("device", device, DEVICES), D, chunk_size, k, params.encoder)
-    return label_codes(_encode_source(source, D, EncodePlan(encode_spec(params), mean, dtype, where)), Y)
+    D = start.unit_rows(atoms, atoms.shape, start.working_dtype(source.dtype))
+    params = {name: value for name, value in given.items() if value is not None}
+    staged = "staged" if "groups" in params else "plain"
+    return Dictionary(D, mean, {"n_atoms": D.shape[0], "encode": staged, **params})
 
 
-def _encode_fitted(
-    Y: Any, dictionary: Dictionary, given: dict[str, Any], chunk_size: int, device: str
-) -> xr.Dataset:
-    """Encode as a dictionary was fitted, but for what is given (None: nothing)."""
-    if given["k"] == dictionary.params.get("k"):
-        given = {**given, "k": None}
-    D = dictionary.atoms
-    spec = stored_spec(dictionary.params, dictionary.n_atoms, dictionary.extra, given)
-    weights = prior(stored_weights(dictionary.weights, given))
-    source = as_source(Y, chunk_size)
-    _check_width(source, D.shape[1], "Y")
-    where = _placement(check_choice("device", device, DEVICES), D, chunk_size, spec.k, spec.encoder)
-    plan = EncodePlan(spec, dictionary.mean, D.dtype, where, weights)
-    return label_codes(_encode_source(source, D, plan), Y)
-
-
-def _placement(device: str, D: np.ndarray, chunk_size: int, k: int, encoder: str) -> Placement:
-    """Where blocks of at most `chunk_size` rows are encoded."""
-    sizes = Sizes(chunk_size, chunk_size, D.shape[1], D.shape[0], k, itemsize=D.dtype.itemsize)
-    return place(device, sizes, encoder).placement
+def _placed_plan(
+    dictionary: Dictionary, device: str, chunk_size: int, given: Mapping[str, Any] | None = None
+) -> EncodePlan:
+    """How a dictionary encodes blocks of at most `chunk_size` rows on a device."""
+    plan = plan_encoding(dictionary, given=given)
+    return plan._replace(place=place_encoding(dictionary, plan.spec, device, chunk_size))
 
 
 def _encode_source(source: Source, D: np.ndarray, how: EncodePlan) -> xr.Dataset:
@@ -503,6 +563,25 @@ def _check_width(source: Source, n_features: int, what: str) -> None:
         raise InputError(
             f"{what} has {source.n_features} features, but DBKSVD is expecting {n_features} features as input"
         )
+
+
+def _is_rule(init: Any) -> bool:
+    """Whether the first dictionary follows from a rule, rather than being given."""
+    return isinstance(init, str) and init in INIT_RULES
+
+
+def _first_atoms(init: Any) -> np.ndarray:
+    """Read a given first dictionary: (n_atoms, n_features)."""
+    if not isinstance(init, str | os.PathLike):
+        return _plain(init)
+    if not os.path.exists(init):
+        raise InputError(
+            f"init={os.fspath(init)!r} is not known; use 'uniform', 'data', an array, or the path of a dictionary "
+            "or of the folder of a fit"
+        )
+    from dbksvd_dask.export.foreign import load_foreign  # rarely needed, and slow to import
+
+    return load_foreign(init).atoms  # one of another tool is transposed and normalised as needed
 
 
 def _is_count(value: Any) -> bool:

@@ -144,7 +144,7 @@ def test_init_from_data_takes_samples(Y):
     from dbksvd_dask.plan.params import FitParams
 
     trainer = Trainer(as_source(Y, 64), FitParams.checked(n_atoms=32, k=3, init="data", center=False))
-    atoms = trainer.start().dictionary
+    atoms = trainer.start().atoms
     directions = kernels.unit_rows(Y)
     assert (np.abs(atoms @ directions.T).max(axis=1) > 1 - 1e-5).all()
 

@@ -140,7 +140,7 @@ def _describe(run: str, model: Any, last: dict[str, float | None], seconds: floa
 def _plan(store: str, params: dict[str, Any], where: dict[str, Any]) -> dict[str, Any]:
     """What the fit would take; on a running cluster as it is now, with --workers on one process as a bound."""
     from dbksvd_dask import cluster
-    from dbksvd_dask.fit.trainer import MEAN_ROWS
+    from dbksvd_dask.fit.start import MEAN_ROWS
     from dbksvd_dask.jobs.estimate import ITERATION_RATIO, START_UP, product_speed, read_speed
     from dbksvd_dask.model import DBKSVD
     from dbksvd_dask.store.reader import open_rows
@@ -151,7 +151,7 @@ def _plan(store: str, params: dict[str, Any], where: dict[str, Any]) -> dict[str
         planned = model.plan(store)
     trainer = model._trainer(store)
     p, stream, width = trainer.params, trainer.stream, reader.n_features
-    rows, held = stream.rows_per_batch, int(trainer._validation_rows.size)
+    rows, held = stream.rows_per_batch, int(trainer.held_out.rows.size)
     trained = stream.rows_before(p.n_iter)
     read = (trained + p.n_iter * held + min(stream.n_train, MEAN_ROWS)) * width * reader.stored.itemsize
     flops = 2.0 * width * p.n_atoms * (trained + p.n_iter * (held + p.n_atoms))

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.errors import InputError, StoreError
-from dbksvd_dask.plan.encoder import EncodeSpec, stored_spec
+from dbksvd_dask.plan.encoder import EncodeSpec
 from dbksvd_dask.store.atomic import NO_ROOM, REFUSED, aside, cannot_write, publish
 from dbksvd_dask.store.paths import PathLike
 
@@ -69,7 +69,7 @@ def encode_spec(dictionary: Dictionary, k: int | None = None) -> EncodeSpec:
             "this dictionary encodes with frequency_prior=True, which other tools do not know; "
             "give k (--k) to export it with at most k nonzeros per sample instead"
         )
-    return stored_spec(dictionary.params, dictionary.n_atoms, dictionary.extra, {"k": k})
+    return dictionary.encode_spec({"k": k})
 
 
 def encoding_params(dictionary: Dictionary, k: int | None = None) -> dict[str, Any]:

@@ -1,34 +1,38 @@
-"""What a fit keeps of itself: which checkpoint to go on from, and word of it when the fit stops early."""
+"""The folder of a fit: the checkpoint from which it resumes, those it writes, and what is safe when it stops."""
 
 from __future__ import annotations
 
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dbksvd_dask import events
 from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.errors import BusyError, ClusterError, MismatchError, StoreError
-from dbksvd_dask.store.lock import FIT_LOCK, hold
+from dbksvd_dask.fit.context import Context
+from dbksvd_dask.store.lock import FIT_LOCK, Lock, hold
 from dbksvd_dask.store.runs import (
     KEEP,
     checkpoints,
     latest_checkpoint,
     readable_checkpoint,
+    remove_checkpoints,
     remove_old_checkpoints,
+    write_checkpoint,
 )
 
 logger = logging.getLogger(__name__)
 
-# A fit may be made longer, and may go on on another device; everything else decides which dictionary it gives.
+# A fit may be made longer, and may continue on another device; everything else decides which dictionary it gives.
 MAY_CHANGE = frozenset({"n_iter", "device"})
 
 
 def newest_readable(run: str) -> Dictionary:
-    """Newest checkpoint of a run that can be read; those that a failing disk has damaged are passed over."""
+    """Read the newest intact checkpoint of a run; those that a failing disk has damaged are skipped."""
     _, dictionary, damaged = readable_checkpoint(run)
     for error in damaged:
         logger.warning("%s; trying the checkpoint before", error)
@@ -36,24 +40,24 @@ def newest_readable(run: str) -> Dictionary:
 
 
 def newest_iteration(run: str) -> int:
-    """Iterations done by the newest checkpoint of a run, as its name tells; 0 without one."""
+    """Return the iterations of the newest checkpoint of a run, as its name tells; 0 without one."""
     newest = latest_checkpoint(run)
     return int(Path(newest).stem.rpartition("-")[2]) if newest else 0
 
 
 def tidy(run: str) -> None:
-    """Remove what a fit that was killed at its very end left; a run that is read-only or in use stays as it is."""
+    """Remove what a fit left that was killed at its very end; a run that is read-only or in use stays as it is."""
     if os.path.exists(os.path.join(run, FIT_LOCK)) or len(checkpoints(run)) > KEEP:
         with suppress(StoreError), hold(run, "a fit", inside=True):
             remove_old_checkpoints(run)
 
 
 def require_same_fit(run: str, stored: Dictionary, params: dict[str, Any], source: str) -> None:
-    """Refuse to go on from a checkpoint of another fit.
+    """Refuse to resume from a checkpoint of another fit.
 
     Parameters
     ----------
-    params : parameters of the fit that wants to go on, as `FitParams.to_json` gives them
+    params : parameters of the fit that resumes, as `FitParams.to_json` gives them
     source : identity of what it reads
     """
     for name, value in params.items():
@@ -70,7 +74,7 @@ def require_same_fit(run: str, stored: Dictionary, params: dict[str, Any], sourc
 
 
 def _intact(run: str) -> str:
-    """Newest checkpoint of a run that can be read; empty if there is none."""
+    """Path of the newest intact checkpoint of a run; empty if there is none."""
     try:
         return readable_checkpoint(run)[0] if latest_checkpoint(run) else ""
     except (StoreError, MismatchError):
@@ -78,8 +82,8 @@ def _intact(run: str) -> str:
 
 
 @contextmanager
-def telling_what_is_safe(run: str, emit: Callable[[events.Event], None]) -> Iterator[None]:
-    """Let an interruption, a lost cluster or a failing store end a fit with word of the newest checkpoint."""
+def report_checkpoint_on_exit(run: str, emit: Callable[[events.Event], None]) -> Iterator[None]:
+    """Name the newest checkpoint when an interruption, a lost cluster or a failing store ends a fit."""
     try:
         yield
     except BusyError:  # the fit in that folder is another's
@@ -92,3 +96,60 @@ def telling_what_is_safe(run: str, emit: Callable[[events.Event], None]) -> Iter
         logger.info("the fit stopped: %s", message)  # whoever catches the error shows it
         emit(events.FitStopped(done, newest, message))
         raise type(error)(message) from error
+
+
+class Run:
+    """The folder of one fit.
+
+    Parameters
+    ----------
+    path : the folder, which no other process may write meanwhile
+    context : of the fit
+    every : iterations between two checkpoints
+    """
+
+    def __init__(self, path: str, context: Context, every: int) -> None:
+        self.path, self.context, self.every = path, context, every
+
+    def newest(self) -> Dictionary:
+        """Return the state of the newest checkpoint; refused when it is of another fit."""
+        stored, params = newest_readable(self.path), self.context.params.to_json()
+        require_same_fit(self.path, stored, params, self.context.source.identity)
+        return replace(stored, params=params)  # some of which may change: see `MAY_CHANGE`
+
+    def finished(self) -> Dictionary | None:
+        """Return the last state of a fit that has nothing left to do; such a folder may be read-only."""
+        if newest_iteration(self.path) < self.context.params.n_iter:
+            return None
+        state = self.newest()
+        if state.iteration < self.context.params.n_iter:  # the last checkpoint is damaged
+            return None
+        tidy(self.path)
+        return state
+
+    @contextmanager
+    def held(self, overwrite: bool) -> Iterator[Lock]:
+        """Hold the folder; with `overwrite`, delete the fit that is in it."""
+        with ExitStack() as stack:
+            with report_checkpoint_on_exit(self.path, self.context.emit):
+                lock = stack.enter_context(hold(self.path, "a fit", inside=True))
+            if overwrite:
+                remove_checkpoints(self.path)
+            yield lock
+
+    def resumed(self, resume: bool) -> Dictionary | None:
+        """Return the state to resume from; None to start. A fit that is not to be resumed is left alone."""
+        found = latest_checkpoint(self.path)
+        if found is not None and not resume:
+            raise StoreError(
+                f"{self.path} holds a fit already ({found}); go on with resume=True (--resume), choose "
+                "another folder, or throw that fit away (--force)"
+            )
+        return None if found is None else self.newest()
+
+    def save(self, state: Dictionary, lock: Lock) -> None:
+        """Write a checkpoint, when it is time for one."""
+        if state.iteration % self.every == 0 or state.iteration == self.context.params.n_iter:
+            lock.require_held()
+            path = write_checkpoint(self.path, state)
+            self.context.emit(events.CheckpointWritten(path, state.iteration))

@@ -1,24 +1,36 @@
-"""What a fit begins with: its precision, checked samples, a given dictionary, momentum."""
+"""What a fit starts with: its precision, its memory, checked samples, the mean, the first dictionary."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.errors import InputError
-from dbksvd_dask.graph.sources import ArraySource
-from dbksvd_dask.kernels.scale import rows_near_one
-from dbksvd_dask.plan import units
+from dbksvd_dask.graph import load
+from dbksvd_dask.graph.sources import ArraySource, LazySource, StoreSource
+from dbksvd_dask.kernels.moments import Moments
+from dbksvd_dask.kernels.scale import rows_near_one, smallest_norm
+from dbksvd_dask.plan import memory, seeds, stream, units
+
+if TYPE_CHECKING:
+    from dbksvd_dask.fit.context import Context
+    from dbksvd_dask.fit.growing import Policy
+
+# The mean is taken over this many rows of the stream: exact for data up to that size, and one short pass, not
+# one over terabytes, beyond. Its error is then below 0.2 % of a standard deviation per feature.
+MEAN_ROWS = 262_144
 
 
 def working_dtype(dtype: Any) -> np.dtype:
-    """Precision of a fit: float64 for float64 samples, float32 for everything else."""
+    """Return the precision of a fit: float64 for float64 samples, float32 for everything else."""
     return np.dtype(np.float64 if np.dtype(dtype) == np.float64 else np.float32)
 
 
 def check_finite(source: ArraySource, chunk_size: int, dtype: Any) -> None:
-    """Look through an array in memory for NaN and infinity before anything starts."""
+    """Refuse NaN and infinity in an array in memory before anything starts."""
     for a, b in units.split_rows(source.n_samples, chunk_size):
         part = source.array[a:b]
         if not np.isfinite(part).all():
@@ -32,9 +44,9 @@ def check_finite(source: ArraySource, chunk_size: int, dtype: Any) -> None:
 
 
 def extrapolated(D: np.ndarray, previous: np.ndarray | None, momentum: float) -> np.ndarray:
-    """Dictionary a little further along its last change, rows of unit norm: (n_atoms, n_features).
+    """Move a dictionary further along its last change, rows of unit norm: (n_atoms, n_features).
 
-    Atoms drift in the same direction for many iterations; encoding a batch with where they are heading spares
+    Atoms drift in the same direction for many iterations; encoding a batch with where they are heading saves
     about a third of the iterations.
     """
     if previous is None or momentum == 0:
@@ -66,3 +78,95 @@ def unit_rows(atoms: Any, shape: tuple[int, int], dtype: Any) -> np.ndarray:
     given = np.linalg.norm(atoms.astype(np.float64), axis=1, keepdims=True)
     unit = np.abs(given - 1) <= 8 * np.finfo(atoms.dtype).eps
     return np.where(unit, atoms, near / norms).astype(dtype)
+
+
+# ---------------------------------------------------------------------------------------------- checks
+
+
+def check_samples(context: Context, n_first: int) -> None:
+    """Refuse samples that cannot train this dictionary, before any work.
+
+    Parameters
+    ----------
+    n_first : atoms of the first dictionary
+    """
+    needed = n_first if context.params.init == "data" else 1
+    if context.stream.n_train < needed:
+        raise InputError(
+            f"init='data' needs n_atoms={needed} training rows but there are {context.stream.n_train}; "
+            "use init='uniform' or more samples"
+        )
+    if isinstance(context.source, ArraySource):
+        check_finite(context.source, context.params.chunk_size, context.dtype)
+
+
+def check_scale(batch: Moments, dtype: np.dtype) -> None:
+    """Refuse samples so small that their entries have lost digits; all zeros are no smaller than others."""
+    size = math.sqrt(float(batch.y_square_sum.sum()) / max(batch.n_samples, 1))
+    if 0 < size < smallest_norm(dtype):
+        raise InputError(
+            f"the samples have norms of about {size:.2g}, too small for {dtype}, which needs "
+            f"{smallest_norm(dtype):.2g} or more; multiply them by a constant, which changes no atom"
+        )
+
+
+def fit_sizes(context: Context, n_validation: int) -> memory.FitSizes:
+    """Return the sizes on which the memory of a fit depends."""
+    source, p = context.source, context.params
+    # the blocks of a Dask array are there as a whole before rows are taken from them
+    copies = 2 if isinstance(source, LazySource) else 1
+    return memory.FitSizes(
+        n_features=source.n_features,
+        n_atoms=p.n_atoms,
+        k=p.training_slots,
+        batch_size=context.stream.rows_per_batch,
+        chunk_size=p.chunk_size,
+        n_rounds=p.n_rounds,
+        lanczos_steps=p.lanczos_steps,
+        groups=p.groups or (),
+        validation=n_validation,
+        itemsize=context.dtype.itemsize,
+        read_itemsize=copies * source.dtype.itemsize,
+        reads_ahead=isinstance(source, StoreSource),
+    )
+
+
+# ---------------------------------------------------------------------------------------------- first dictionary
+
+
+def first_dictionary(context: Context, policy: Policy, init: np.ndarray | None) -> Dictionary:
+    """Return the mean and the first atoms, with which the first batch is encoded.
+
+    Parameters
+    ----------
+    init : (n_atoms, n_features) given first atoms, or None
+    """
+    mean = _mean(context, policy) if context.params.center else None
+    atoms = _first_atoms(context, policy.first_n_atoms, mean, init)
+    return Dictionary(atoms, mean, context.params.to_json(), context.source.identity)
+
+
+def _mean(context: Context, policy: Policy) -> np.ndarray:
+    """Mean of the first rows of the stream; zeros where it is learned on the way."""
+    if policy.learns_mean:
+        return np.zeros(context.source.n_features)
+    rows = np.sort(context.stream.rows(0, min(context.stream.n_train, MEAN_ROWS)))
+    size, dtype = context.params.chunk_size, context.dtype
+    total = context.compute(lambda: load.build_sum(context.source, rows, size, dtype))
+    return np.asarray(total / rows.size)
+
+
+def _first_atoms(context: Context, n_atoms: int, mean: np.ndarray | None, init: np.ndarray | None) -> np.ndarray:
+    """Atoms that are given, random, or samples: (n_atoms, n_features)."""
+    shape = (n_atoms, context.source.n_features)
+    if init is not None:
+        return unit_rows(init, shape, context.dtype)
+    fallback = seeds.random_atoms(*shape, context.dtype, context.params.seed)
+    if context.params.init == "uniform":
+        return fallback
+    reach = max(n_atoms, context.stream.rows_per_batch)
+    rows = np.sort(context.stream.rows(0, reach)[stream.initial_rows(reach, n_atoms)])
+    atoms = context.compute(lambda: load.build_rows(context.source, rows, mean, context.dtype))
+    atoms = rows_near_one(atoms)
+    norms = np.linalg.norm(atoms, axis=1, keepdims=True)
+    return np.where(norms > 0, atoms / np.where(norms > 0, norms, 1), fallback).astype(context.dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import dask
@@ -12,6 +12,7 @@ import numpy as np
 from dask._task_spec import Task
 from dask.delayed import Delayed
 
+from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.gpu import device
 from dbksvd_dask.graph import backend
 from dbksvd_dask.graph.load import dictionaries_of, dictionary_and_gram, grams_of, prepare, rows_of
@@ -19,14 +20,9 @@ from dbksvd_dask.graph.run import chunk_homes
 from dbksvd_dask.graph.sources import Source
 from dbksvd_dask.graph.tasks import Tasks
 from dbksvd_dask.kernels.moments import Moments, merge_moments
-from dbksvd_dask.plan.device import CPU, Placement
+from dbksvd_dask.plan.device import CPU, Placement, Sizes
 from dbksvd_dask.plan.encoder import AtomWeights, EncodeSpec
 from dbksvd_dask.plan.units import split_rows
-
-# ---------------------------------------------------------------------------------------------- loading
-
-
-# ---------------------------------------------------------------------------------------------- encoding
 
 
 def _first(pair: tuple[Any, Any]) -> Any:
@@ -45,6 +41,32 @@ class EncodePlan(NamedTuple):
     dtype: Any
     place: Placement = CPU
     weights: AtomWeights | None = None
+
+
+def plan_encoding(
+    dictionary: Dictionary, place: Placement = CPU, given: Mapping[str, Any] | None = None
+) -> EncodePlan:
+    """Return how a dictionary encodes: as it was fitted, except for what is given (None: nothing).
+
+    Parameters
+    ----------
+    place : where blocks are encoded, as `place_encoding` says
+    given : some of `plan.encoder.CHOOSABLE`
+    """
+    spec, weights = dictionary.encode_spec(given), dictionary.encode_weights(given)
+    return EncodePlan(spec, dictionary.mean, dictionary.atoms.dtype, place, weights)
+
+
+def place_encoding(dictionary: Dictionary, spec: EncodeSpec, device: str, block_rows: int) -> Placement:
+    """Return where blocks of at most `block_rows` rows are encoded.
+
+    Parameters
+    ----------
+    device : {"auto", "cpu", "gpu"}
+    """
+    shape, itemsize = (dictionary.n_features, dictionary.n_atoms), dictionary.atoms.dtype.itemsize
+    sizes = Sizes(block_rows, block_rows, *shape, spec.k, itemsize=itemsize)
+    return backend.place(device, sizes, spec.encoder).placement
 
 
 def encode_block(rows: Any, D: np.ndarray, gram: np.ndarray, how: EncodePlan) -> tuple[np.ndarray, np.ndarray]:

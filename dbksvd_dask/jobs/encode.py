@@ -7,6 +7,7 @@ machines that see the same files can do a part each, and the result does not dep
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -16,14 +17,12 @@ import dask
 
 from dbksvd_dask import events
 from dbksvd_dask._safe_text import redacted
-from dbksvd_dask.dictionary import Dictionary, dictionary_fingerprint
+from dbksvd_dask.dictionary import dictionary_fingerprint
 from dbksvd_dask.errors import InputError, MismatchError, StoreError
 from dbksvd_dask.graph import run as graph_run
-from dbksvd_dask.graph.backend import place
-from dbksvd_dask.graph.encode import EncodePlan
+from dbksvd_dask.graph.encode import place_encoding, plan_encoding
 from dbksvd_dask.jobs import _units
-from dbksvd_dask.plan.device import DevicePlan, Sizes
-from dbksvd_dask.plan.encoder import EncodeSpec, prior, stored_spec, stored_weights
+from dbksvd_dask.plan.device import Placement
 from dbksvd_dask.plan.params import DEVICES, check_choice, check_integer
 from dbksvd_dask.plan.units import code_chunk_rows
 from dbksvd_dask.store import atomic, paths
@@ -33,7 +32,7 @@ from dbksvd_dask.store.codes_writer import CodesPlan, CodesWriter, UnitWritten
 from dbksvd_dask.store.layout import PARTS, require_replaceable
 from dbksvd_dask.store.lock import LOCK_SUFFIX, Lock, hold
 from dbksvd_dask.store.paths import PathLike
-from dbksvd_dask.store.runs import open_dictionary
+from dbksvd_dask.store.runs import as_dictionary
 
 N_TOP = 64  # samples kept per atom; a page shows a dozen, autointerpretation asks for some tens
 
@@ -81,7 +80,7 @@ class EncodeJob:
     def __init__(
         self,
         store: PathLike,
-        dictionary: PathLike | Dictionary,
+        dictionary: Any,
         path: PathLike,
         *,
         coefficient_dtype: str = "float32",
@@ -97,11 +96,10 @@ class EncodeJob:
         self.callbacks = tuple(callbacks)
         self.reader = open_rows(store)
         atomic.require_outside(self.path, self.reader.path)
-        self.dictionary = dictionary if isinstance(dictionary, Dictionary) else open_dictionary(dictionary)
+        self.dictionary = as_dictionary(dictionary)
         self._check_width()
-        self.spec = encode_spec(self.dictionary, params)
-        self.weights = stored_weights(self.dictionary.weights, params)
-        weighted = {} if self.weights is None else {"frequency_prior": True}
+        self.how = plan_encoding(self.dictionary, given=params)
+        spec, weighted = self.how.spec, {} if self.how.weights is None else {"frequency_prior": True}
         self.plan = CodesPlan(
             n_samples=self.reader.n_samples,
             n_features=self.reader.n_features,
@@ -109,7 +107,7 @@ class EncodeJob:
             chunk_rows=code_chunk_rows(self.reader.chunk_rows),
             n_top=check_integer("n_top", n_top, 1),
             coefficient_dtype=check_choice("coefficient_dtype", coefficient_dtype, COEFFICIENT_DTYPES),
-            params={**self.spec._asdict(), "stages": [list(stage) for stage in self.spec.stages], **weighted},
+            params={**spec._asdict(), "stages": [list(stage) for stage in spec.stages], **weighted},
             dictionary=dictionary_fingerprint(self.dictionary),
             store=self.reader.fingerprint,
             about=self._about(dictionary),
@@ -123,10 +121,14 @@ class EncodeJob:
                 f"{self.dictionary.n_features}; use a dictionary fitted on these activations"
             )
 
-    def _about(self, dictionary: PathLike | Dictionary) -> dict[str, Any]:
+    def _about(self, dictionary: Any) -> dict[str, Any]:
         """Provenance kept with the codes."""
-        place = "" if isinstance(dictionary, Dictionary) else redacted(paths.normalise(dictionary))
-        known = {"path": place, "iteration": self.dictionary.iteration, "params": self.dictionary.params}
+        stored = isinstance(dictionary, str | os.PathLike)
+        known = {
+            "path": redacted(paths.normalise(dictionary)) if stored else "",
+            "iteration": self.dictionary.iteration,
+            "params": self.dictionary.params,
+        }
         return {"dictionary": known, "store": {"path": redacted(self.reader.path)}}
 
     # -- init ----------------------------------------
@@ -200,15 +202,14 @@ class EncodeJob:
         """
         if self.force and paths.exists(self.path):
             require_replaceable(self.path, CODES_FORMAT)
-        self._device_plan()
+        self._place()
         atomic.require_space(self.writer.work, self.plan.nbytes(n_samples))
         if self.force and self.writer.work == self.path:
             paths.remove(self.path)  # a remote has no rename: the new codes take the place at once
 
-    def _device_plan(self) -> DevicePlan:
-        D, size = self.dictionary.atoms, _units.BLOCK_ROWS
-        sizes = Sizes(size, size, D.shape[1], D.shape[0], self.spec.k, itemsize=D.dtype.itemsize)
-        return place(self.device, sizes, self.spec.encoder)
+    def _place(self) -> Placement:
+        """Where the units are encoded; raises when a device was asked for that is not there."""
+        return place_encoding(self.dictionary, self.how.spec, self.device, _units.BLOCK_ROWS)
 
     # -- parts ----------------------------------------
 
@@ -259,11 +260,9 @@ class EncodeJob:
         events.emit(self.callbacks, events.Retrying(0, attempt, attempts, reason))
 
     def _encode(self, missing: list[int], on_done: Callable[[UnitWritten], None]) -> None:
-        D, where = self.dictionary.atoms, self._device_plan().placement
-        weights = prior(self.weights)
-        how = EncodePlan(self.spec, self.dictionary.mean, D.dtype, where, weights)
+        how = self.how._replace(place=self._place())
         with dask.config.set(graph_run._QUIET):
-            held = _units.hold_dictionary(D, where)
+            held = _units.hold_dictionary(self.dictionary.atoms, how.place)
             _units.run_units(_units.build_units(self.reader, missing, held, how, self.writer), on_done)
 
     def _progress(self, done: int, total: int) -> None:
@@ -278,11 +277,6 @@ class EncodeJob:
         return dict(codes_attributes(self.path)["metrics"])
 
 
-def encode_spec(dictionary: Dictionary, params: dict[str, Any]) -> EncodeSpec:
-    """How to encode: as the dictionary was fitted, but for what `params` says otherwise (None: nothing)."""
-    return stored_spec(dictionary.params, dictionary.n_atoms, dictionary.extra, params)
-
-
 def check_part(part: tuple[int, int]) -> tuple[int, int]:
     """Return (i, n) if it names a part."""
     i, n = part
@@ -293,7 +287,7 @@ def check_part(part: tuple[int, int]) -> tuple[int, int]:
 
 def encode_store(
     store: PathLike,
-    dictionary: PathLike | Dictionary,
+    dictionary: Any,
     path: PathLike,
     *,
     k: int | None = None,
@@ -319,7 +313,7 @@ def encode_store(
     Parameters
     ----------
     store : path or URL of the activation store
-    dictionary : path of a dictionary or of the folder of a fit, or a Dictionary
+    dictionary : path of a dictionary or of the folder of a fit, a Dictionary, or a fitted DBKSVD
     path : path or URL of the codes store to write
     k, encoder, nonneg, refit, min_coefficient, rtol, encode : optional
         How to encode; each as the dictionary was fitted when not given.

@@ -46,6 +46,7 @@ class AtomWeights(NamedTuple):
 CHOOSABLE = ("k", "encoder", "nonneg", "refit", "min_coefficient", "rtol", "encode")
 # what else of a fit decides how its dictionary encodes
 _FITTED = ("groups", "growth", "sparsity", "max_nonzeros", "n_iter")
+DECISIVE = (*CHOOSABLE, *_FITTED)
 
 
 def encode_spec(params: FitParams, threshold: float = 0.0, n_atoms: int | None = None) -> EncodeSpec:
@@ -125,7 +126,7 @@ def stored_spec(
     if unknown:
         raise TypeError(f"unknown parameter {unknown[0]!r}; known are {', '.join(CHOOSABLE)}")
     chosen = {name: value for name, value in given.items() if value is not None}
-    values = {name: params[name] for name in (*CHOOSABLE, *_FITTED) if name in params} | chosen
+    values = {name: params[name] for name in DECISIVE if name in params} | chosen
     if "k" not in values:
         raise InputError("this dictionary does not say how many nonzeros a sample has; give k (--k)")
     threshold = float(extra.get("threshold", 0.0))

@@ -32,7 +32,7 @@ from dbksvd_dask.report.samples import (
 from dbksvd_dask.store import paths
 from dbksvd_dask.store.codes import open_statistics, stored_code_moments
 from dbksvd_dask.store.reader import fingerprint, open_rows
-from dbksvd_dask.store.runs import open_dictionary
+from dbksvd_dask.store.runs import as_dictionary
 
 
 def is_store(path: str) -> bool:
@@ -164,21 +164,6 @@ def open_inputs(
     if activations is not None or (errors is None and found.store is not None):
         errors = measure_errors(reader, dictionary, found.store if activations is None else activations)
     return Inputs(dictionary, reader, found, moments, errors, dict(dataset.attrs))
-
-
-def as_dictionary(run: Any) -> Dictionary:
-    """Open the dictionary of a run, or take it from a fitted estimator."""
-    if isinstance(run, Dictionary):
-        return run
-    if isinstance(run, str | os.PathLike):
-        return open_dictionary(run)
-    if not hasattr(run, "components_") or not hasattr(run, "to_dictionary"):
-        raise InputError(
-            f"{type(run).__name__} is no dictionary; pass the folder of a fit, what open_dictionary returned, or "
-            "a fitted DBKSVD"
-        )
-    fitted: Dictionary = run.to_dictionary()
-    return fitted
 
 
 def require_same_dictionary(codes: xr.Dataset, dictionary: Dictionary) -> None:

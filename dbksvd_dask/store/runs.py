@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from typing import Any
 
 from dbksvd_dask.dictionary import Dictionary
-from dbksvd_dask.errors import StoreError
+from dbksvd_dask.errors import InputError, StoreError
 from dbksvd_dask.store import paths
 from dbksvd_dask.store.dictionary import (
     is_zarr,
@@ -46,6 +47,26 @@ def open_dictionary(path: PathLike) -> Dictionary:
             f"{damaged[0]}; {readable} can be read: give that one, or go on from it with resume=True (--resume)"
         )
     return dictionary
+
+
+def as_dictionary(given: Any) -> Dictionary:
+    """Return the dictionary of whatever has one.
+
+    Parameters
+    ----------
+    given : Dictionary, fitted estimator, or path of a dictionary or of the folder of a fit
+    """
+    if isinstance(given, Dictionary):
+        return given
+    if isinstance(given, str | os.PathLike):
+        return open_dictionary(given)
+    if not hasattr(given, "to_dictionary"):
+        raise InputError(
+            f"{type(given).__name__} is not a dictionary; pass the folder of a fit, what open_dictionary "
+            "returned, or a fitted DBKSVD"
+        )
+    fitted: Dictionary = given.to_dictionary()
+    return fitted
 
 
 def verify_dictionary(path: PathLike) -> int:

@@ -146,7 +146,9 @@ def test_schedulers_do_not_change_a_bit(rng):
     for config in ({"scheduler": "threads", "num_workers": 2}, {"scheduler": "synchronous"}):
         with dask.config.set(**config):
             model = DBKSVD(24, 4, chunk_size=256, **HOW).fit(Y)
-            found.append((model.components_, model._state.weights, model.transform(Y)["coefficient"].values))
+            found.append(
+                (model.components_, model.to_dictionary().weights, model.transform(Y)["coefficient"].values)
+            )
     for a, b in zip(*found, strict=True):
         assert a.tobytes() == b.tobytes()
 

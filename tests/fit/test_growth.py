@@ -12,9 +12,9 @@ from scipy.stats import spearmanr
 
 from dbksvd_dask import DBKSVD
 from dbksvd_dask.codes import open_codes
+from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.fit.growing import prefers_frequent
-from dbksvd_dask.fit.history import FitState
 from dbksvd_dask.fit.trainer import Trainer
 from dbksvd_dask.graph import draw
 from dbksvd_dask.graph.sources import as_source
@@ -83,13 +83,13 @@ def test_a_batch_that_prefers_frequent_atoms_equals_its_twin(rng, make_dictionar
     params = FitParams.checked(n_atoms=40, k=5, n_iter=32, chunk_size=64, **how)
     trainer = Trainer(as_source(Y, 64), params)
     used = rng.integers(1, 100, 40)
-    state = FitState(D, None, 24, counts=used, threshold=0.5, training_threshold=0.7)
+    state = Dictionary(D, None, params.to_json(), iteration=24, counts=used).with_thresholds(0.5, 0.7)
     result, rows = trainer.step(state), trainer.stream.batch(24)
     (group,) = trainer.batch_spec(state).groups
     rounds = [list(m) for m in plan_rounds(group, 0, 24)]
     expected, counts, R = batch_in_order(Y[rows], D, used, 15, rounds, steps=2, min_coefficient=0.7, nonneg=nonneg)
     np.testing.assert_array_equal(result.counts, counts)
-    np.testing.assert_allclose(result.dictionary, expected, atol=1e-6)
+    np.testing.assert_allclose(result.atoms, expected, atol=1e-6)
     error = np.mean(np.linalg.norm(R, axis=1) / np.linalg.norm(Y[rows], axis=1))
     np.testing.assert_allclose(result.history["relative_error"][-1], error, rtol=1e-6)
 
@@ -146,12 +146,13 @@ def test_dead_atoms_are_drawn_anew_unless_they_are_kept(rng, make_dictionary, ru
     params = FitParams.checked(n_atoms=24, k=3, growth=1.5, n_iter=16, dead_atoms=rule, validation=0)
     trainer = Trainer(as_source(Y, 8192), params)
     counts = np.append(np.arange(20, 0, -1), np.zeros(4, int))
-    state = FitState(D, np.zeros(24), 12, counts=counts, previous=D, training_threshold=0.5)
-    grown = trainer._grown(state, np.arange(400), growth.growth_step((16, 24), 12))
-    assert grown.dictionary.shape == (24, 24)
-    np.testing.assert_array_equal(grown.dictionary[:20], D[:20])
-    np.testing.assert_allclose(np.linalg.norm(grown.dictionary, axis=1), 1, atol=1e-5)
-    same = (grown.dictionary[20:] == D[20:]).all(axis=1)
+    state = Dictionary(D, np.zeros(24), params.to_json(), iteration=12, counts=counts, previous=D)
+    state = state.with_thresholds(0.0, 0.5)
+    grown = trainer.policy.before(state, np.arange(400))
+    assert grown.atoms.shape == (24, 24)
+    np.testing.assert_array_equal(grown.atoms[:20], D[:20])
+    np.testing.assert_allclose(np.linalg.norm(grown.atoms, axis=1), 1, atol=1e-5)
+    same = (grown.atoms[20:] == D[20:]).all(axis=1)
     assert same.all() if rule == "keep" else not same.any()
     assert trainer.batch_spec(state).dead_atoms == "keep"
 

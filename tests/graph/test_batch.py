@@ -34,10 +34,10 @@ def test_batch_equals_twin(rng, groups, nonneg):
     spec = trainer.batch_spec()
     rounds = [[list(m) for m in plan_rounds(g, 0, 0)] for g in spec.groups]
     expected, R, gap = kernels.outer_batch(
-        Y[rows], state.dictionary, [(g.start, g.stop, g.k) for g in spec.groups], rounds, steps=2, nonneg=nonneg
+        Y[rows], state.atoms, [(g.start, g.stop, g.k) for g in spec.groups], rounds, steps=2, nonneg=nonneg
     )
     assert gap > 1e-9
-    np.testing.assert_allclose(result.dictionary, expected, atol=1e-6)
+    np.testing.assert_allclose(result.atoms, expected, atol=1e-6)
     error = np.mean(np.linalg.norm(R, axis=1) / np.linalg.norm(Y[rows], axis=1))
     np.testing.assert_allclose(result.history["relative_error"][-1], error, rtol=1e-6)
 
@@ -83,9 +83,7 @@ def test_tasks_are_pure(rng):
     Y = samples(rng)
     trainer = trainer_of(Y, chunk_size=64)
     state = trainer.start()
-    graph = batch.build_batch(
-        trainer.source, trainer.stream.batch(0), state.dictionary, None, trainer.batch_spec(), 0
-    )
+    graph = batch.build_batch(trainer.source, trainer.stream.batch(0), state.atoms, None, trainer.batch_spec(), 0)
     seen = {}
 
     def fingerprint(value):
@@ -106,7 +104,7 @@ def test_graph_is_small_and_readable(rng):
     Y = samples(rng, 800, 16)
     trainer = trainer_of(Y, chunk_size=100, batch_size=800)
     graph = batch.build_batch(
-        trainer.source, trainer.stream.batch(0), trainer.start().dictionary, None, trainer.batch_spec(), 0
+        trainer.source, trainer.stream.batch(0), trainer.start().atoms, None, trainer.batch_spec(), 0
     )
     assert batch.count_tasks(graph) < 400  # 8 chunks, 8 rounds
     prefixes = {dask.utils.key_split(key) for key in graph.__dask_graph__()}
@@ -161,5 +159,5 @@ def test_true_atoms_are_found():
     state = trainer.start()
     for t in range(16):
         state = trainer.step(state, np.arange(t % 4 * 20_000, (t % 4 + 1) * 20_000))
-    found = (np.abs(state.dictionary @ truth.T).max(axis=0) > 0.95).mean()
+    found = (np.abs(state.atoms @ truth.T).max(axis=0) > 0.95).mean()
     assert found >= 0.88

@@ -126,9 +126,9 @@ def test_coefficients_too_large_for_half_precision_are_refused(tmp_path, run, ro
 def test_parameters_default_to_those_of_the_fit_and_can_be_changed(tmp_path, store):
     run = jobs.write_dictionary(tmp_path / "other", M, D, K, encoder="omp", rtol=0.25)
     job = EncodeJob(store, run, tmp_path / "codes.zarr")
-    assert (job.spec.k, job.spec.encoder, job.spec.rtol) == (K, "omp", 0.25)
+    assert (job.how.spec.k, job.how.spec.encoder, job.how.spec.rtol) == (K, "omp", 0.25)
     job = EncodeJob(store, run, tmp_path / "codes.zarr", k=5, encoder="mp", rtol=0.0)
-    assert (job.spec.k, job.spec.encoder, job.spec.rtol) == (5, "mp", 0.0)
+    assert (job.how.spec.k, job.how.spec.encoder, job.how.spec.rtol) == (5, "mp", 0.0)
 
 
 def test_a_matryoshka_dictionary_can_be_encoded_group_by_group(tmp_path, store):

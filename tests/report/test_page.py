@@ -287,7 +287,7 @@ def test_codes_that_do_not_give_the_samples_back_are_refused(tmp_path):
 
 def test_what_is_no_run_or_no_codes_is_refused(tmp_path):
     dictionary, codes, _, _ = text_report_parts()
-    with pytest.raises(InputError, match="int is no dictionary; pass the folder of a fit"):
+    with pytest.raises(InputError, match="int is not a dictionary; pass the folder of a fit"):
         write_report(3, codes, tmp_path / "r.html")
     with pytest.raises(InputError, match="codes are a int; pass a codes store"):
         write_report(dictionary, 3, tmp_path / "r.html")

@@ -29,8 +29,7 @@ def planned(space, monkeypatch):
 
         if hasattr(space, "launches"):  # simulated: each thread of a block is a thread of Python
             space.threads = 2
-        for module in ("fit.trainer", "model", "jobs.encode"):
-            monkeypatch.setattr(f"dbksvd_dask.{module}.place", place)
+        monkeypatch.setattr("dbksvd_dask.graph.backend.place", place)
 
     return use
 
