@@ -14,7 +14,6 @@ from rich.console import Console
 
 from dbksvd_dask import events, progress
 from dbksvd_dask.cli import output
-from dbksvd_dask.store import atomic
 from tests.helpers import clusters
 
 
@@ -145,7 +144,7 @@ def test_words_of_a_snapshot():
     view = progress.Snapshot()
     assert progress.describe(view) == "- left"
     view.take(finished(0))
-    assert progress.describe(view) == "error 0.5000, held-out 0.5100, 500 samples/s, 1:30 min left, 4.0 MB read"
+    assert progress.describe(view) == "error 0.5000, held-out 0.5100, 500 samples/s, 1 min 30 s left, 4.0 MB read"
 
 
 # ---------------------------------------------------------------------------------------------- terminal
@@ -245,7 +244,7 @@ def test_a_log_without_room_leaves_out_events_says_so_once_and_holds_whole_lines
         if len(view) > left:
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(atomic, "write_all", write_some)
+    monkeypatch.setattr(progress, "write_all", write_some)
     with progress.JsonLines(path) as log:
         for _ in range(9):
             log(events.CheckpointWritten("a", 1))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import fields
 from typing import Any
@@ -115,10 +114,9 @@ def _fit(
         model = DBKSVD(**params, checkpoint=run, callbacks=callbacks)
         model._fit(store, resume=resume, replace=force and not resume)
     seconds = time.perf_counter() - began
-    last = {str(name): float(values[-1]) for name, values in model.history_.items()}
-    plain = {name: value if math.isfinite(value) else None for name, value in last.items()}
+    last = _words.plain({name: float(values[-1]) for name, values in model.history_.items()})
     result = {"path": run, "n_iter": model.n_iter_, "n_atoms": model.n_atoms, "k": model.k, "seconds": seconds}
-    return result | {"last": plain}, as_json, _describe(run, model, plain, seconds)
+    return result | {"last": last}, as_json, _describe(run, model, last, seconds)
 
 
 def _describe(run: str, model: Any, last: dict[str, float | None], seconds: float) -> str:

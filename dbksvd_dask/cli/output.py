@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import sys
 import tempfile
 import time
@@ -16,25 +15,13 @@ import click
 
 from dbksvd_dask import events
 from dbksvd_dask._safe_text import printable, redacted, redacted_values
-from dbksvd_dask._words import format_bytes, format_seconds
+from dbksvd_dask._words import format_bytes, format_seconds, read_bytes
 from dbksvd_dask.events import Callback, JobProgress
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 # Python with NumPy, Zarr and what a job of files needs, before any data; kernels need more: plan.memory.BASE_BYTES
 BASE_BYTES = 250_000_000
-
-_UNITS = {
-    "": 1,
-    "k": 10**3,
-    "m": 10**6,
-    "g": 10**9,
-    "t": 10**12,
-    "ki": 2**10,
-    "mi": 2**20,
-    "gi": 2**30,
-    "ti": 2**40,
-}
 
 
 class Size(click.ParamType):  # type: ignore[type-arg]
@@ -44,16 +31,10 @@ class Size(click.ParamType):  # type: ignore[type-arg]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Read a size."""
-        if isinstance(value, int):
-            return value
-        match = re.fullmatch(r"\s*([0-9.]+)\s*([kmgt]i?)?b?\s*", str(value).lower())
-        try:
-            number = float(match.group(1)) if match else -1.0
-        except ValueError:
-            number = -1.0
-        if match is None or number <= 0:
+        size = read_bytes(value)
+        if size is None:
             self.fail(f"{value!r} is not a size; write 128MiB, 0.5GB or a number of bytes", param, ctx)
-        return int(number * _UNITS[match.group(2) or ""])
+        return size
 
 
 def json_option(function: F) -> F:
