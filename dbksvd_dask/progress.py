@@ -138,9 +138,43 @@ def describe(view: Snapshot, short: bool = False) -> str:
     return ", ".join(parts)
 
 
+class JobPace:
+    """Estimate the time left of restartable jobs from their events.
+
+    What an earlier, interrupted run has done does not count: the pace is measured from the first event on.
+
+    Parameters
+    ----------
+    clock : callable
+        Returns the time in seconds.
+
+    Examples
+    --------
+    >>> now = [0.0]
+    >>> pace = JobPace(lambda: now[0])
+    >>> pace.left(events.JobProgress("import", 90, 100, "chunks"))
+    ''
+    >>> now[0] = 10.0
+    >>> pace.left(events.JobProgress("import", 95, 100, "chunks"))
+    '10 s left'
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._first: dict[str, tuple[float, int]] = {}
+
+    def left(self, event: events.JobProgress) -> str:
+        """Return the time left in words; empty while it is unknown."""
+        now = self._clock()
+        began, before = self._first.setdefault(event.job, (now, event.done))
+        if event.done <= before:
+            return ""
+        return f"{format_seconds((event.total - event.done) * (now - began) / (event.done - before))} left"
+
+
 # ---------------------------------------------------------------------------------------------- terminal
 
-# Columns that the whole line of a bar needs.
+# columns that the whole line of a bar needs
 WIDE = 110
 
 
@@ -168,6 +202,7 @@ class TerminalBar:
             console=console,
         )
         self._tasks: dict[str, Any] = {}
+        self._pace = JobPace()
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -179,7 +214,8 @@ class TerminalBar:
     def __call__(self, event: events.Event) -> None:
         """Take an event in and draw."""
         if isinstance(event, events.JobProgress):
-            self._draw(event.job, event.done, event.total, f"{event.done}/{event.total} {event.unit}", "")
+            count = f"{event.done}/{event.total} {event.unit}"
+            self._draw(event.job, event.done, event.total, count, self._pace.left(event))
             return
         self.view.take(event)
         view = self.view

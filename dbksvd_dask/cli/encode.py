@@ -39,7 +39,7 @@ PARAMETERS: dict[str, Any] = {
 )
 @click.option("--finish", is_flag=True, help="Only finish: put together what the parts have written.")
 @click.option("--resume", is_flag=True, help="Has no effect: an interrupted encode always resumes.")
-@click.option("--log", type=click.Path(dir_okay=False), help="Also write every event to this file, as JSON lines.")
+@output.log_option
 @options.scheduler_options
 @output.force_option
 @output.plan_option

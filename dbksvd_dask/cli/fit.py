@@ -29,7 +29,7 @@ PARAMETERS: dict[str, Any] = {
 @click.argument("run", metavar="RUN", type=click.Path())
 @options.parameter_options(PARAMETERS)
 @click.option("--resume", is_flag=True, help="Go on with the fit in RUN; what is not given is as it was.")
-@click.option("--log", type=click.Path(dir_okay=False), help="Also write every event to this file, as JSON lines.")
+@output.log_option
 @options.scheduler_options
 @click.option("--force", is_flag=True, help="Throw away the fit that is in RUN.")
 @output.plan_option

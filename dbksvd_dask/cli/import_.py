@@ -34,11 +34,12 @@ from dbksvd_dask.cli import output
 @click.option("--source-row", is_flag=True, help="Keep the number that each row had in the files.")
 @click.option("--chunk-rows", type=click.IntRange(1), help="Rows per chunk; default: 16 to 32 MiB.")
 @click.option("--compressor", type=click.Choice(["zstd", "blosc"]), help="Default: none, which reads fastest.")
+@output.log_option
 @output.verify_option
 @output.force_option
 @output.plan_option
 @output.json_option
-def command(source: str, path: str, as_json: bool, show_plan: bool, **options: Any) -> None:
+def command(source: str, path: str, as_json: bool, show_plan: bool, log: str | None, **options: Any) -> None:
     """Turn activations on disk into a store that `fit` and `encode` read at full speed.
 
     SRC is a file, a folder or a quoted pattern: .npy .npz .safetensors .h5 .parquet .arrow .pt, raw memory maps
@@ -60,7 +61,7 @@ def command(source: str, path: str, as_json: bool, show_plan: bool, **options: A
         planned = _plan(source, path, **options)
         output.report(planned, as_json)
         return
-    with output.progress(as_json) as callbacks:
+    with output.watching(as_json, log) as callbacks:
         result = import_activations(source, path, callbacks=callbacks, **options)
     text = (
         f"{result.path}: {result.n_samples} x {result.n_features} {result.dtype} "

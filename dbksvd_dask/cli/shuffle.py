@@ -20,11 +20,12 @@ from dbksvd_dask.cli import output
 @click.option("--chunk-rows", type=click.IntRange(1), help="Rows per chunk; default: as in SRC.")
 @click.option("--compressor", type=click.Choice(["zstd", "blosc"]), help="Default: none, which reads fastest.")
 @click.option("--scratch", type=click.Path(), help="Folder for the first pass; default: beside DST.")
+@output.log_option
 @output.verify_option
 @output.force_option
 @output.plan_option
 @output.json_option
-def command(source: str, path: str, as_json: bool, show_plan: bool, **options: Any) -> None:
+def command(source: str, path: str, as_json: bool, show_plan: bool, log: str | None, **options: Any) -> None:
     """Mix the rows of a store, so that every batch of a fit is a sample of the whole.
 
     Neighbouring rows of most stores come from the same text. A fit reads whole chunks, and learns badly from
@@ -43,7 +44,7 @@ def command(source: str, path: str, as_json: bool, show_plan: bool, **options: A
     if show_plan:
         output.report(_plan(source, path, **options), as_json)
         return
-    with output.progress(as_json) as callbacks:
+    with output.watching(as_json, log) as callbacks:
         result = shuffle_activations(source, path, callbacks=callbacks, **options)
     text = (
         f"{result.path}: {result.n_samples} x {result.n_features} ({_words.format_bytes(result.nbytes)}) in "
