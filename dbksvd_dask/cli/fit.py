@@ -139,7 +139,7 @@ def _plan(store: str, params: dict[str, Any], where: dict[str, Any]) -> dict[str
     """What the fit would take; on a running cluster as it is now, with --workers on one process as a bound."""
     from dbksvd_dask import cluster
     from dbksvd_dask.fit.trainer import MEAN_ROWS
-    from dbksvd_dask.jobs.estimate import ITERATION_RATIO, START_UP, product_speed, read_speed
+    from dbksvd_dask.jobs.estimate import START_UP, FitWork, fit_seconds
     from dbksvd_dask.model import DBKSVD
     from dbksvd_dask.store.reader import open_rows
 
@@ -149,11 +149,15 @@ def _plan(store: str, params: dict[str, Any], where: dict[str, Any]) -> dict[str
         planned = model.plan(store)
     trainer = model._trainer(store)
     p, stream, width = trainer.params, trainer.stream, reader.n_features
-    rows, held = stream.rows_per_batch, int(trainer._validation_rows.size)
-    trained = stream.rows_before(p.n_iter)
-    read = (trained + p.n_iter * held + min(stream.n_train, MEAN_ROWS)) * width * reader.stored.itemsize
-    flops = 2.0 * width * p.n_atoms * (trained + p.n_iter * (held + p.n_atoms))
-    seconds = ITERATION_RATIO * flops / product_speed(width, p.n_atoms, trainer.dtype) + read / read_speed(reader)
+    work = FitWork(
+        n_features=width,
+        n_atoms=p.n_atoms,
+        n_iter=p.n_iter,
+        trained=stream.rows_before(p.n_iter),
+        held=int(trainer._validation_rows.size),
+        mean_rows=min(stream.n_train, MEAN_ROWS),
+        stored_itemsize=reader.stored.itemsize,
+    )
     return {
         "store": reader.path,
         "rows": reader.n_samples,
@@ -161,14 +165,14 @@ def _plan(store: str, params: dict[str, Any], where: dict[str, Any]) -> dict[str
         "atoms": p.n_atoms,
         "k": p.k,
         "iterations": p.n_iter,
-        "batch_rows": rows,
-        "passes": trained / stream.n_train,
-        "validation_rows": held,
-        "read_bytes": read,
+        "batch_rows": stream.rows_per_batch,
+        "passes": work.trained / stream.n_train,
+        "validation_rows": work.held,
+        "read_bytes": work.read_bytes,
         "written_bytes": 2 * p.n_atoms * width * trainer.dtype.itemsize,
         "memory_bytes": planned.total,
         "memory": planned.describe(),
-        "estimated_seconds": seconds,
+        "estimated_seconds": fit_seconds(work, reader, trainer.dtype),
         "estimated_for": "the cores of this machine",
         "not_estimated": START_UP,
     }

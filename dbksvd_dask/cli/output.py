@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -18,9 +16,6 @@ from dbksvd_dask._safe_text import printable, redacted, redacted_values
 from dbksvd_dask._words import format_bytes, format_seconds, read_bytes
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-# Python with NumPy, Zarr and what a job of files needs, before any data; kernels need more: plan.memory.BASE_BYTES
-BASE_BYTES = 250_000_000
 
 
 class Size(click.ParamType):  # type: ignore[type-arg]
@@ -112,24 +107,6 @@ def _plain(value: Any, name: str = "") -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     return printable(str(value))
-
-
-def write_seconds(path: str, nbytes: int = 1 << 25) -> float | None:
-    """Measure how long `nbytes` take to reach the disk of `path`; None when that cannot be tried."""
-    folder = os.path.dirname(os.path.abspath(path))
-    if "://" in path or not os.path.isdir(folder) or not os.access(folder, os.W_OK):
-        return None
-    content = os.urandom(1 << 20)
-    began = time.perf_counter()
-    try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            for _ in range(nbytes >> 20):
-                file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError:  # full, or not to be written to
-        return None
-    return time.perf_counter() - began
 
 
 # ---------------------------------------------------------------------------------------------- watching
