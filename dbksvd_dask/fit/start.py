@@ -58,10 +58,11 @@ def unit_rows(atoms: Any, shape: tuple[int, int], dtype: Any) -> np.ndarray:
         )
     if atoms.dtype.kind != "f" or not np.isfinite(atoms).all():
         raise InputError(f"init must hold finite floating-point values; it has dtype {atoms.dtype}")
-    atoms = rows_near_one(atoms)
-    norms = np.linalg.norm(atoms.astype(np.float64), axis=1, keepdims=True)
+    near = rows_near_one(atoms)  # their norms are finite, whatever the scale of the atoms
+    norms = np.linalg.norm(near.astype(np.float64), axis=1, keepdims=True)
     if (norms == 0).any():
         row = int(np.flatnonzero(norms == 0)[0])
         raise InputError(f"init row {row} is zero; every atom needs a direction")
-    unit = np.abs(norms - 1) <= 8 * np.finfo(atoms.dtype).eps
-    return np.where(unit, atoms, atoms / norms).astype(dtype)
+    given = np.linalg.norm(atoms.astype(np.float64), axis=1, keepdims=True)
+    unit = np.abs(given - 1) <= 8 * np.finfo(atoms.dtype).eps
+    return np.where(unit, atoms, near / norms).astype(dtype)

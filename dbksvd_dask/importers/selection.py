@@ -117,6 +117,7 @@ class Selection:
         ledger = atomic.Ledger(self.folder, "block")
         missing = [block for block in range(self.n_blocks) if not self._is_scanned(ledger, block)]
         for count, block in enumerate(missing):
+            ledger.unmark(block)  # of findings that were damaged
             ledger.mark(block, self._scan_block(block))
             if on_block is not None:
                 on_block(self.n_blocks - len(missing) + count + 1)

@@ -31,7 +31,7 @@ from dbksvd_dask.store.activations import open_rows
 from dbksvd_dask.store.codes import CODES_FORMAT, COEFFICIENT_DTYPES, codes_attributes
 from dbksvd_dask.store.codes_writer import CodesPlan, CodesWriter, UnitWritten
 from dbksvd_dask.store.layout import PARTS, require_replaceable
-from dbksvd_dask.store.lock import Lock, hold
+from dbksvd_dask.store.lock import LOCK_SUFFIX, Lock, hold
 from dbksvd_dask.store.paths import PathLike
 from dbksvd_dask.store.runs import open_dictionary
 
@@ -154,8 +154,8 @@ class EncodeJob:
         return paths.join(self.path, PARTS)
 
     def is_tidy(self) -> bool:
-        """Tell whether nothing was left in the codes that are there."""
-        return not paths.exists(self._left)
+        """Tell whether nothing was left in the codes that are there, and no lock beside them."""
+        return not paths.exists(self._left) and not paths.exists(self.path + LOCK_SUFFIX)
 
     def tidy(self) -> None:
         """Remove what was left in the codes that are there."""
@@ -174,6 +174,7 @@ class EncodeJob:
             begun = CodesWriter.begun(self.path)
             if begun is not None:
                 self.plan.require_same(begun.plan, f"the unfinished encode at {begun.work}")
+                begun.require_sound()
         except (MismatchError, StoreError):
             if not (self.force and begin_again):
                 raise

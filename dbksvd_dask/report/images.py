@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dbksvd_dask.errors import InputError
+from dbksvd_dask.errors import InputError, StoreError
 from dbksvd_dask.plots import image_shape
 from dbksvd_dask.report.pack import Payload
 from dbksvd_dask.report.samples import Ids, Samples, has_array, read_rows, require_rows
@@ -17,6 +17,8 @@ from dbksvd_dask.report.sprites import encode_image, make_sheets
 from dbksvd_dask.store.reader import open_aligned, open_rows
 
 MAX_PHOTOS = 6
+# Of a photograph; browsers and JPEG draw no larger ones.
+MAX_SIDE = 16_384
 # Samples beyond this are not searched for the ones that cover the photographs.
 MAX_PLACES = 20_000_000
 
@@ -156,6 +158,13 @@ class StoreImages(Samples):
         if self.n_samples > MAX_PLACES or not all(has_array(str(self.store), n) for n in ("image", "row", "col")):
             return []
         image, row, col = (self._column(name) for name in ("image", "row", "col"))
+        wrong = np.flatnonzero(np.minimum(np.minimum(image, row), col) < 0)
+        if wrong.size:
+            i = int(wrong[0])
+            raise StoreError(
+                f"sample {i} of {self.store} is at row {row[i]}, column {col[i]} of image {image[i]}, which "
+                "cannot be; restore the store or write it again"
+            )
         covers = []
         for number in np.unique(image)[:MAX_PHOTOS].tolist():
             inside = np.flatnonzero(image == number)
@@ -195,8 +204,10 @@ def _cover(
     found = order[at]
     if not np.array_equal(key[found], wanted):
         return None  # the patches do not lie on a grid
-    height = int(row.max()) + shape[0]
-    return Cover(number, height, width - 1 + shape[1], sample[found], row[found], col[found])
+    height, width = int(row.max()) + shape[0], width - 1 + shape[1]
+    if max(height, width) > MAX_SIDE:
+        return None
+    return Cover(number, height, width, sample[found], row[found], col[found])
 
 
 def _starts(places: NDArray[np.int64], size: int) -> NDArray[np.int64]:

@@ -130,8 +130,10 @@ def staged(target: PathLike, folder: PathLike | None = None, *, durable: bool = 
         if durable:
             fsync_path(scratch)
         os.replace(scratch, final)
-    except BaseException:
+    except BaseException as error:
         scratch.unlink(missing_ok=True)
+        if isinstance(error, IsADirectoryError):
+            raise StoreError(f"{final} is a folder, in the place of a file; remove it") from error
         raise
 
 
@@ -203,7 +205,12 @@ def read_sealed(path: PathLike) -> dict[str, Any]:
     StoreError
         When it is missing, is not JSON or is not what was written.
     """
-    found = read_json(path)
+    try:
+        found = read_json(path)
+    except StoreError as error:
+        if isinstance(error.__cause__, OSError):
+            raise
+        found = None  # it is there and is no JSON
     content = {name: value for name, value in found.items() if name != SEAL} if isinstance(found, dict) else {}
     if not isinstance(found, dict) or found.get(SEAL) != _seal(content):
         raise StoreError(

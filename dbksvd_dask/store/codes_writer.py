@@ -324,8 +324,7 @@ class CodesWriter:
         units = range(self.plan.n_units)
         table = np.array([row for unit in units for row in self._ledger.read(unit)["crc32"]], np.uint32)
         sums = merge_moments(self._sums(unit) for unit in units)
-        with paths.explain_metadata(self.work):
-            group = zarr.open_group(store=paths.zarr_store(self.work, read_only=False), mode="r+")
+        group = self._group()
         self._require_arrays(group)
         _put(group, CHECKSUMS, table, ("chunk", "array"), {"arrays": list(ARRAYS)})
         below = group.require_group(STATISTICS)
@@ -342,6 +341,15 @@ class CodesWriter:
         if not paths.is_remote(self.work):
             _sync(self.work)
         group.attrs.update({"complete": True})
+
+    def _group(self) -> zarr.Group:
+        with paths.explain_metadata(self.work):
+            return zarr.open_group(store=paths.zarr_store(self.work, read_only=False), mode="r+")
+
+    def require_sound(self) -> None:
+        """Refuse to go on with an unfinished store whose metadata are not those it was begun with."""
+        if not self.complete:
+            self._require_arrays(self._group())
 
     def _require_arrays(self, group: zarr.Group) -> None:
         """Refuse to publish chunks under metadata that do not describe them."""

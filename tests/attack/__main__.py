@@ -13,7 +13,8 @@ from tests.attack.driver import Summary, run
 
 def describe(answer: dict[str, Any]) -> str:
     """Say what happened in a case and how to see it again."""
-    again = f"python -m tests.attack --seed {answer['seed']} --first {answer['case']} --cases 1"
+    chosen = "".join(f" --kind '{name}'" for name in answer["kinds"])
+    again = f"python -m tests.attack --seed {answer['seed']} --first {answer['case']} --cases 1{chosen}"
     lines = [
         f"FAILURE: seed {answer['seed']}, case {answer['case']}: "
         f"{answer['kind']}, {answer['action']}; {answer['how']}",
@@ -29,11 +30,12 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=200, help="number of cases")
     parser.add_argument("--seed", type=int, default=0, help="decides everything")
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
+    parser.add_argument("--kind", action="append", default=[], metavar="NAME", help="only this kind; repeatable")
     parser.add_argument("-v", "--verbose", action="store_true", help="also print the cases that held")
     args = parser.parse_args()
     summary = Summary()
     with tempfile.TemporaryDirectory(prefix="attack-") as home:
-        for answer in run(Path(home), args.seed, range(args.first, args.first + args.cases)):
+        for answer in run(Path(home), args.seed, range(args.first, args.first + args.cases), args.kind):
             summary.add(answer)
             if answer["verdict"] == "failure" or args.verbose:
                 held = {**answer, "text": str(answer["text"])}

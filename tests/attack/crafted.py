@@ -121,7 +121,7 @@ def hdf5(path: Path, rng: np.random.Generator) -> None:
             lambda: file.__setitem__("h", h5py.SoftLink("/nowhere")),
             lambda: file.create_dataset("i", data=np.ones((60, 8), ">f2")),
             lambda: file.create_dataset("j", data=np.ones((60, 8), "c8")),
-            lambda: file.create_dataset("k", data=np.ones((60, 8)), dtype=h5py.enum_dtype({"on": 1}, "i1")),
+            lambda: file.create_dataset("k", data=np.ones((60, 8), "i1"), dtype=h5py.enum_dtype({"on": 1}, "i1")),
             lambda: file.__setitem__("l", np.dtype("f4")),
             lambda: file.create_dataset("m", data=1.5),
         )

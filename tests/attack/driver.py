@@ -45,8 +45,9 @@ class Summary:
 class Worker:
     """One process that runs cases; started anew after it died."""
 
-    def __init__(self, home: Path) -> None:
-        self.command = [sys.executable, "-m", "tests.attack.worker", str(home)]
+    def __init__(self, home: Path, kinds: Iterable[str] = ()) -> None:
+        self.kinds = tuple(kinds)
+        self.command = [sys.executable, "-m", "tests.attack.worker", str(home), *self.kinds]
         self.process: subprocess.Popen[str] | None = None
 
     def case(self, seed: int, number: int) -> dict[str, Any]:
@@ -60,7 +61,7 @@ class Worker:
             selector.register(process.stdout, selectors.EVENT_READ)
             line = process.stdout.readline() if selector.select(PATIENCE) else ""
         answer: dict[str, Any] = json.loads(line) if line else self._death(process)
-        return {"seed": seed, "case": number, **answer}
+        return {"seed": seed, "case": number, "kinds": self.kinds, **answer}
 
     def _start(self) -> subprocess.Popen[str]:
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -108,9 +109,9 @@ def _end_of(code: int) -> str:
     return f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
-def run(home: Path, seed: int, cases: Iterable[int]) -> Iterator[dict[str, Any]]:
-    """Run cases of a seed in a folder; give the answer of each."""
-    worker = Worker(home)
+def run(home: Path, seed: int, cases: Iterable[int], kinds: Iterable[str] = ()) -> Iterator[dict[str, Any]]:
+    """Run cases of a seed in a folder, of all kinds or of some; give the answer of each."""
+    worker = Worker(home, kinds)
     try:
         for number in cases:
             yield worker.case(seed, number)

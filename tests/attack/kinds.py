@@ -115,7 +115,7 @@ class _StopError(Exception):
 
 
 @contextlib.contextmanager
-def _stopped(owner: Any, name: str, after: int) -> Iterator[None]:
+def stopped(owner: Any, name: str, after: int) -> Iterator[None]:
     """Let a job call a method `after` times, then end it."""
     real, calls = getattr(owner, name), []
 
@@ -136,19 +136,19 @@ def _stopped(owner: Any, name: str, after: int) -> Iterator[None]:
 
 def _unfinished_import() -> None:
     np.save("rows.npy", _rows())
-    with _stopped(ActivationWriter, "write_chunk", 1):
+    with stopped(ActivationWriter, "write_chunk", 1):
         import_activations("rows.npy", "store.zarr", chunk_rows=20)
 
 
 def _unfinished_scan() -> None:
     np.save("rows.npy", _rows())
-    with _stopped(Selection, "_scan_block", 2):
+    with stopped(Selection, "_scan_block", 2):
         import_activations("rows.npy", "store.zarr", chunk_rows=20, drop_outliers=3.0)
 
 
 def _unfinished_shuffle() -> None:
     _store()
-    with _stopped(ActivationWriter, "write_chunk", 1):
+    with stopped(ActivationWriter, "write_chunk", 1):
         shuffle_activations("store.zarr", "mixed.zarr", seed=0)
 
 

@@ -1,4 +1,6 @@
-"""A process that runs cases, one after the other, and may die of one: ``python -m tests.attack.worker FOLDER``.
+"""A process that runs cases, one after the other, and may die of one.
+
+``python -m tests.attack.worker FOLDER [KIND ...]``
 
 It reads "SEED CASE" from standard input and answers each with one line of JSON.
 """
@@ -13,6 +15,7 @@ import shutil
 import sys
 import traceback
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +39,9 @@ ADDRESS_SPACE = 12 << 30
 class Attack:
     """Runs cases in a folder of its own; originals and references are made once and kept."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, names: Sequence[str] = ()) -> None:
         self.home = home
+        self.kinds = [kind for kind in KINDS if not names or kind.name in names]
         self.references: dict[str, Any] = {}
 
     def original(self, kind: Kind) -> Path:
@@ -77,7 +81,7 @@ class Attack:
     def case(self, seed: int, number: int) -> dict[str, Any]:
         """Run one case; say what was done, how it ended, and whether that is a failure."""
         rng = np.random.default_rng([seed, number])
-        kind = KINDS[int(rng.integers(len(KINDS)))]
+        kind = self.kinds[int(rng.integers(len(self.kinds)))]
         action = choose(kind, rng)
         reference = self.reference(kind, action)
         place = self.fresh(kind)
@@ -155,7 +159,7 @@ def main() -> None:
     quiet()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    attack = Attack(Path(sys.argv[1]).resolve())
+    attack = Attack(Path(sys.argv[1]).resolve(), sys.argv[2:])
     answers.write("ready\n")
     answers.flush()
     for line in sys.stdin:

@@ -198,10 +198,10 @@ def test_bad_stores_give_one_clear_line(tmp_path, store):
 
 
 def test_a_traceback_is_shown_when_asked_for(tmp_path):
-    code, out, err = jobs.command("-v", "fit", tmp_path / "missing.zarr", tmp_path / "run", *SMALL)
-    assert (code, out) == (1, "")
-    assert err.startswith("Traceback")
-    assert "StoreError: no store at" in err.splitlines()[-1]
+    code, _, err = jobs.command("-v", "fit", tmp_path / "missing.zarr", tmp_path / "run", *SMALL)
+    assert code == 1
+    assert "Traceback (most recent call last)" in err
+    assert "StoreError: no store at" in err
 
 
 def test_an_error_nobody_foresaw_is_one_line_too(tmp_path, store, monkeypatch):

@@ -87,7 +87,6 @@ def test_links_work_in_the_repository_too(folder):
             assert (path.parent / target).exists(), f"{path.name}: {target}"
 
 
-@pytest.mark.xfail(reason="docs/design.md describes the layout in folders, to which the modules are being moved")
 def test_files_named_in_the_design_exist():
     text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`((?:[a-z]+/)?[a-z_]+\.py)`", text))

@@ -16,7 +16,6 @@ from dbksvd_dask import DBKSVD, encode
 from dbksvd_dask.errors import DeviceError, InputError, MemoryPlanError
 from dbksvd_dask.gpu import device
 from dbksvd_dask.graph import backend
-from dbksvd_dask.graph import run as graph_run
 from dbksvd_dask.jobs.encode import encode_store
 from dbksvd_dask.kernels import encode as cpu_encode
 from dbksvd_dask.kernels import update as cpu_update
@@ -252,7 +251,7 @@ class Asked:
 
 
 def test_a_worker_that_dies_while_it_is_asked_for_its_device_does_not_end_the_fit(monkeypatch):
-    monkeypatch.setattr(graph_run, "current_client", Asked)
+    monkeypatch.setattr(backend, "current_client", Asked)
     assert backend.choose("auto") == []
     with pytest.raises(DeviceError, match=r"on worker tcp://b there is no answer \(reset by peer\)"):
         backend.choose("gpu")

@@ -43,20 +43,15 @@ FIT = ("--n-atoms", 24, "--k", 3, "--n-iter", 6, "--chunk-size", 64, "--batch-si
 
 @dataclass(frozen=True)
 class Cluster:
-    """A scheduler by its address, and the process that starts its workers, again when they die."""
+    """A scheduler by its address, and a file with the numbers of its worker processes."""
 
-    pid: int
     address: str
+    pids: Path
 
     def workers(self) -> list[int]:
-        """Numbers of the worker processes that there are now."""
-        found = []
-        for entry in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError, IndexError):
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                if parent == self.pid and b"spawn_main" in (entry / "cmdline").read_bytes():
-                    found.append(int(entry.name))
-        return sorted(found)
+        """Numbers of the workers that are at work: Dask gives up on one that is killed while it starts."""
+        found: list[int] = json.loads(self.pids.read_text())
+        return found
 
 
 @dataclass
@@ -144,7 +139,15 @@ def make_kind(home: Path, name: str, cluster: Cluster | None) -> Kind:
 
 def load() -> None:
     """Load modules and compiled code once, not in every process; starts no thread, so that forking is safe."""
-    for name in ("cli.import_", "cli.shuffle", "cli.encode", "cli.fit", "import_job", "shuffle_job", "encode_job"):
+    for name in (
+        "cli.import_",
+        "cli.shuffle",
+        "cli.encode",
+        "cli.fit",
+        "jobs.import_",
+        "jobs.shuffle",
+        "jobs.encode",
+    ):
         importlib.import_module(f"dbksvd_dask.{name}")
     importlib.import_module("distributed")
     copy_each(np.empty(0, np.uint64), 1, 1, np.empty(0, np.int64), 0)
@@ -209,7 +212,7 @@ def started_cluster(folder: Path) -> Iterator[Cluster]:
     env = {**os.environ, "PYTHONPATH": str(jobs.ROOT), "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "100000"}
     with open(folder / "cluster.err", "w") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.kills.cluster"],
+            [sys.executable, "-m", "tests.kills.cluster", str(folder / "pids")],
             env=env,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -219,7 +222,7 @@ def started_cluster(folder: Path) -> Iterator[Cluster]:
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        yield Cluster(process.pid, json.loads(process.stdout.readline()))
+        yield Cluster(json.loads(process.stdout.readline()), folder / "pids")
     finally:
         process.stdin.close()
         process.wait(60)
@@ -301,8 +304,11 @@ def campaign(kind: Kind, n_kills: int, rng: np.random.Generator, tell: Callable[
     kind.expected = kind.found()
     killed = 0
     while killed < n_kills and kind.trials < 20 * n_kills:  # the latter for jobs that always end before
+        bad = len(kind.bad)
         killed += trial(kind, rng, n_kills - killed)
-        tell(f"{kind.name}: {killed} of {n_kills} kills in {kind.trials} trials, {len(kind.bad)} bad")
+        tell(f"{kind.name}: {killed} of {n_kills} kills {kind.kills} in {kind.trials} trials, {len(kind.bad)} bad")
+        for line in kind.bad[bad:]:
+            tell(f"{kind.name}, {line}")
 
 
 def run(folder: str, n_kills: int, seed: int, kinds: list[str], tell: Callable[[str], None]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
@@ -18,7 +19,7 @@ from dbksvd_dask.jobs.import_ import import_activations
 from dbksvd_dask.jobs.shuffle import shuffle_activations
 from dbksvd_dask.plan import units
 from dbksvd_dask.store import atomic, layout, paths
-from dbksvd_dask.store.lock import hold
+from dbksvd_dask.store.lock import Owner, hold
 from dbksvd_dask.store.runs import checkpoints, open_dictionary
 from tests.helpers import jobs
 from tests.helpers.cli import run_apart
@@ -188,6 +189,15 @@ def test_a_job_killed_after_its_rename_succeeds_without_work_when_run_again(made
         assert jobs.tree(out) == jobs.tree(tmp_path / "alone")
         assert sorted(os.listdir(tmp_path)) == ["alone", "out"]
     assert_kept(job, again, RUNS[job](made, tmp_path / "alone"))
+
+
+@pytest.mark.parametrize("job", RUNS)
+def test_the_lock_of_a_job_killed_at_its_very_end_goes_when_it_is_run_again(made, tmp_path, job):
+    RUNS[job](made, tmp_path / "out")
+    dead = dataclasses.replace(Owner.current(job), started="1")
+    (tmp_path / "out.lock").write_text(json.dumps(dataclasses.asdict(dead)))
+    RUNS[job](made, tmp_path / "out")
+    assert os.listdir(tmp_path) == ["out"]
 
 
 def nothing(*_, **__):

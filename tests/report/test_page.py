@@ -242,6 +242,15 @@ def test_explanations_of_other_atoms_are_refused(tmp_path):
         read_explanations({7: "x"}, 5)
     with pytest.raises(InputError, match=r"an explanation has the fields \['atom'\]; need atom and explanation"):
         read_explanations([{"atom": 1}], 5)
+    for odd in (
+        [7],
+        [{"atom": [], "explanation": "x"}],
+        [{"atom": 1, "explanation": "x", "score": "y"}],
+        {1: 5},
+        3,
+    ):
+        with pytest.raises(InputError, match=r"explanations are not in a form that can be read .*need a list"):
+            read_explanations(odd, 5)
     (tmp_path / "e.json").write_text("{")
     with pytest.raises(InputError, match=r"e\.json is not JSON"):
         read_explanations(tmp_path / "e.json", 5)

@@ -6,6 +6,7 @@ import io
 
 import numpy as np
 import pytest
+import zarr
 from PIL import Image
 
 from dbksvd_dask.errors import InputError, StoreError
@@ -133,6 +134,34 @@ def test_a_long_text_is_cut_around_each_token(tmp_path):
     assert placed.texts[1][placed.start[1] : placed.end[1]] == "oak"
     assert placed.texts[1].startswith("…x")
     assert placed.texts[1].endswith("y…")
+
+
+def test_tokens_that_are_not_in_their_texts_are_named(tmp_path):
+    store, _, columns = token_store(tmp_path)
+    n = len(columns["text"])
+    text = tmp_path / "tokens.txt"
+    whole = text.read_text(encoding="utf-8")
+    text.write_text("\n".join(["x", *whole.split("\n")[1:]]), encoding="utf-8")
+    for reads in ("place", "words"):
+        with pytest.raises(InputError, match=r"sample 0 of .* ends at character \d+ of text 0, which has 1; give"):
+            getattr(open_samples(store, n), reads)(ids(0, 1))
+    text.write_text(whole, encoding="utf-8")
+    zarr.open_group(store, mode="r+")["start"][4] = -3
+    with pytest.raises(StoreError, match=r"sample 4 of .* is characters -3 to"):
+        open_samples(store, n).words(ids(4))
+
+
+def test_patches_in_impossible_places_are_named_and_vast_photographs_left_out(tmp_path):
+    store, _ = patch_store(tmp_path / "patches.zarr", size=24)
+    columns = zarr.open_group(store, mode="r+")
+    n = columns["row"].shape[0]
+    last = np.flatnonzero(columns["image"][:] == 1)
+    kept = columns["row"][:]
+    columns["row"][...] = np.where(np.arange(n) == last[0], -5, kept)
+    with pytest.raises(StoreError, match=rf"sample {last[0]} of .* is at row -5, column \d+ of image 1"):
+        StoreImages(store, n)
+    columns["row"][...] = np.where(columns["image"][:] == 1, kept + 10**6, kept)
+    assert len(StoreImages(store, n).payload(np.arange(n)).head["photos"]) == 1
 
 
 def test_words_of_tokens_are_whole_words(tmp_path):
