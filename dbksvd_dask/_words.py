@@ -1,8 +1,9 @@
-"""Bytes, times and small HTML: how the package writes them for people."""
+"""Bytes, times, numbers and small HTML: one spelling for people and for JSON."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
@@ -13,41 +14,45 @@ from dbksvd_dask.errors import InputError
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {f"{unit}i": 1024**power for power, unit in enumerate("kmgt", start=1)}
+_SIZE = re.compile(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([kmgt]i?)?b?\s*", re.ASCII)
 
 
-def in_bytes(n: float) -> str:
-    """Write a number of bytes for people.
+def read_bytes(value: int | float | str) -> int | None:
+    """Read a number of bytes; None if it is not one, or not positive.
 
-    >>> in_bytes(950), in_bytes(50_331_648), in_bytes(4.2e12)
-    ('950 B', '50.3 MB', '4.2 TB')
+    Not `dask.utils.parse_bytes`: that reads "GB" as 1 GB and "" as one byte.
+
+    >>> read_bytes("4GB"), read_bytes("0.5 GiB"), read_bytes(123), read_bytes(4e9), read_bytes("GB")
+    (4000000000, 536870912, 123, 4000000000, None)
     """
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if n >= size:
-            return f"{n / size:.1f} {unit}"
-    return f"{n:.0f} B"
+    match = _SIZE.fullmatch(str(value).lower())
+    try:
+        size = int(float(match[1]) * _UNITS[match[2] or ""]) if match else 0
+    except (ValueError, OverflowError):
+        return None
+    return size if size > 0 else None
 
 
-def parse_bytes(value: int | float | str) -> int:
+def parse_bytes(value: int | float | str, name: str = "memory_limit") -> int:
     """Read a number of bytes such as 4e9, "4GB", "0.5 GiB".
 
-    >>> parse_bytes("4GB"), parse_bytes("0.5 GiB"), parse_bytes(123)
-    (4000000000, 536870912, 123)
+    Parameters
+    ----------
+    value : int, float or str
+    name : str
+        Parameter that an error names.
+
+    >>> parse_bytes("4GB"), parse_bytes("0.5 GiB")
+    (4000000000, 536870912)
     """
-    text = str(value).strip().lower().removesuffix("b").strip()
-    number = text.rstrip("kmgti").strip()
-    try:
-        size = int(float(number) * _UNITS[text[len(number) :].strip()])
-    except (KeyError, ValueError, OverflowError):
-        size = 0
-    if size <= 0:
-        raise InputError(
-            f"memory_limit={value!r} is not a number of bytes; use for example '4GB' or 4_000_000_000"
-        )
+    size = read_bytes(value)
+    if size is None:
+        raise InputError(f"{name}={value!r} is not a number of bytes; use for example '4GB' or 4_000_000_000")
     return size
 
 
 def format_bytes(n: float) -> str:
-    """Write a number of bytes for people.
+    """Write a number of bytes for people, in the decimal units in which limits are given and disks are sold.
 
     >>> format_bytes(512), format_bytes(134217728), format_bytes(4.2e12)
     ('512 B', '134.2 MB', '4.20 TB')
@@ -59,30 +64,39 @@ def format_bytes(n: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Write a time span for people.
+    """Write a time span for people; "-" if it is unknown.
 
-    >>> format_seconds(0.26), format_seconds(75), format_seconds(7500)
-    ('0.3 s', '1 min 15 s', '2 h 5 min')
-    """
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
-
-
-def in_time(seconds: float) -> str:
-    """Write a time span for people.
-
-    >>> in_time(8.4), in_time(75), in_time(7500), in_time(float("nan"))
-    ('8 s', '1:15 min', '2:05 h', '-')
+    >>> format_seconds(0.26), format_seconds(42.3), format_seconds(75), format_seconds(7500)
+    ('0.3 s', '42 s', '1 min 15 s', '2 h 5 min')
+    >>> format_seconds(9.96), format_seconds(59.7), format_seconds(float("nan"))
+    ('10 s', '1 min 0 s', '-')
     """
     if not math.isfinite(seconds):
         return "-"
-    if seconds < 60:
-        return f"{seconds:.0f} s"
+    if round(seconds, 1) < 10:
+        return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}:{rest:02d} min" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d} h"
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def plain(value: Any) -> Any:
+    """Turn a value into plain JSON: arrays and NumPy numbers become Python's, NaN and infinity become None.
+
+    >>> plain({"error": float("nan"), "counts": np.array([1, 2]), "mean": np.float32(0.5)})
+    {'error': None, 'counts': [1, 2], 'mean': 0.5}
+    """
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        return plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
 # ---------------------------------------------------------------------------------------------- small HTML
@@ -96,7 +110,7 @@ _CURVES = (
 
 
 def facts_html(title: str, facts: Mapping[str, Any], more: str = "") -> str:
-    """A heading and a table of names and values.
+    """Lay out a heading and a table of names and values.
 
     Parameters
     ----------
@@ -115,7 +129,7 @@ def facts_html(title: str, facts: Mapping[str, Any], more: str = "") -> str:
 
 
 def history_html(history: Mapping[str, Any]) -> str:
-    """Small curves of a fit with their last values; empty without a history."""
+    """Draw small curves of a fit with their last values; empty without a history."""
     parts = []
     for name, label in _CURVES:
         values = np.asarray(history.get(name, ()), float)
@@ -124,16 +138,27 @@ def history_html(history: Mapping[str, Any]) -> str:
     return f"<div>{'<br>'.join(parts)}</div>" if parts else ""
 
 
-def sparkline(values: Sequence[float] | np.ndarray, width: int = 90, height: int = 18) -> str:
-    """SVG of a curve without axes, in the colour of the text around it."""
-    held = np.asarray(values, float)
-    held = held[np.isfinite(held)]
-    low, span = held.min(), max(float(np.ptp(held)), 1e-12)
-    x = np.linspace(1, width - 1, held.size)
-    y = height - 2 - (held - low) / span * (height - 4)
+def sparkline(values: Sequence[float] | np.ndarray, width: int = 90, height: int = 18, label: str = "") -> str:
+    """Draw a curve without axes as SVG, in the colour of the text around it; skip values that are not finite.
+
+    Parameters
+    ----------
+    values : array_like of shape (n,)
+        At least one of them finite.
+    width, height : int
+        Size in pixels.
+    label : str
+        Description for screen readers.
+    """
+    finite = np.asarray(values, float)
+    finite = finite[np.isfinite(finite)]
+    low, span = finite.min(), max(float(np.ptp(finite)), 1e-12)
+    x = np.linspace(1, width - 1, finite.size)
+    y = height - 2 - (finite - low) / span * (height - 4)
     points = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
     line = f"<polyline points='{points}' fill='none' stroke='currentColor' stroke-width='1.5'/>"
-    return f"<svg width='{width}' height='{height}' style='vertical-align:middle' role='img'>{line}</svg>"
+    named = f" aria-label='{escape(label)}'" if label else ""
+    return f"<svg width='{width}' height='{height}' style='vertical-align:middle' role='img'{named}>{line}</svg>"
 
 
 def _text(value: Any) -> str:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from dbksvd_dask import events
-from dbksvd_dask._words import in_bytes, in_time
+from dbksvd_dask._words import format_bytes, format_seconds, plain, sparkline
 from dbksvd_dask.store.atomic import cannot_write, write_all
 
 logger = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ _HANDLERS: dict[type[events.Event], Callable[[Snapshot, Any], None]] = {
 def describe_start(event: events.FitStarted) -> str:
     """What is known before the first batch: planned memory, and where to watch."""
     watch = f"; dashboard: {event.dashboard}" if event.dashboard else ""
-    return f"planned peak memory per process: {in_bytes(event.planned_bytes)}{watch}"
+    return f"planned peak memory per process: {format_bytes(event.planned_bytes)}{watch}"
 
 
 def describe(view: Snapshot, short: bool = False) -> str:
@@ -132,15 +132,49 @@ def describe(view: Snapshot, short: bool = False) -> str:
         parts.append(f"held-out {view.validation_error:.4f}")
     if math.isfinite(view.samples_per_second) and not short:
         parts.append(f"{view.samples_per_second:,.0f} samples/s")
-    parts.append(f"{in_time(view.seconds_left)} left")
+    parts.append(f"{format_seconds(view.seconds_left)} left")
     if view.bytes_read and not short:
-        parts.append(f"{in_bytes(view.bytes_read)} read")
+        parts.append(f"{format_bytes(view.bytes_read)} read")
     return ", ".join(parts)
+
+
+class JobPace:
+    """Estimate the time left of restartable jobs from their events.
+
+    What an earlier, interrupted run has done does not count: the pace is measured from the first event on.
+
+    Parameters
+    ----------
+    clock : callable
+        Returns the time in seconds.
+
+    Examples
+    --------
+    >>> now = [0.0]
+    >>> pace = JobPace(lambda: now[0])
+    >>> pace.left(events.JobProgress("import", 90, 100, "chunks"))
+    ''
+    >>> now[0] = 10.0
+    >>> pace.left(events.JobProgress("import", 95, 100, "chunks"))
+    '10 s left'
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._first: dict[str, tuple[float, int]] = {}
+
+    def left(self, event: events.JobProgress) -> str:
+        """Return the time left in words; empty while it is unknown."""
+        now = self._clock()
+        began, before = self._first.setdefault(event.job, (now, event.done))
+        if event.done <= before:
+            return ""
+        return f"{format_seconds((event.total - event.done) * (now - began) / (event.done - before))} left"
 
 
 # ---------------------------------------------------------------------------------------------- terminal
 
-# Columns that the whole line of a bar needs.
+# columns that the whole line of a bar needs
 WIDE = 110
 
 
@@ -168,6 +202,7 @@ class TerminalBar:
             console=console,
         )
         self._tasks: dict[str, Any] = {}
+        self._pace = JobPace()
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -179,7 +214,8 @@ class TerminalBar:
     def __call__(self, event: events.Event) -> None:
         """Take an event in and draw."""
         if isinstance(event, events.JobProgress):
-            self._draw(event.job, event.done, event.total, f"{event.done}/{event.total} {event.unit}", "")
+            count = f"{event.done}/{event.total} {event.unit}"
+            self._draw(event.job, event.done, event.total, count, self._pace.left(event))
             return
         self.view.take(event)
         view = self.view
@@ -228,7 +264,7 @@ class JsonLines:
     def __call__(self, event: events.Event) -> None:
         """Write one event."""
         line = {"time": time.time(), "event": type(event).__name__, **dataclasses.asdict(event)}
-        text = (json.dumps(_plain(line), allow_nan=False) + "\n").encode()
+        text = (json.dumps(plain(line), allow_nan=False) + "\n").encode()
         end = os.fstat(self._file.fileno()).st_size
         try:
             write_all(self._file, memoryview(text))
@@ -243,16 +279,6 @@ class JsonLines:
             self._complete = False
             reason = error.strerror or error
             logger.warning("the log %s is incomplete: %s; the run is not affected", self.path, reason)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value.item() if hasattr(value, "item") else value
 
 
 # ---------------------------------------------------------------------------------------------- notebook
@@ -300,23 +326,15 @@ def render(view: Snapshot) -> str:
     if view.note:
         lines.append(view.note)
     text = "".join(f"<div>{html.escape(line)}</div>" for line in lines)
-    return f'<div style="font-family:sans-serif">{bar}{text}{_sparkline(view.errors)}</div>'
+    return f'<div style="font-family:sans-serif">{bar}{text}{_curve(view.errors)}</div>'
 
 
-def _sparkline(values: list[float], width: int = 240, height: int = 36) -> str:
-    """Relative error over batches as a small curve; empty before the second."""
-    shown = [v for v in values if math.isfinite(v)]
+def _curve(errors: list[float]) -> str:
+    """Draw the relative error over batches; empty before the second."""
+    shown = [error for error in errors if math.isfinite(error)]
     if len(shown) < 2:
         return ""
-    low, high = min(shown), max(shown)
-    scale = (height - 2) / (high - low) if high > low else 0.0
-    step = width / (len(shown) - 1)
-    points = " ".join(f"{i * step:.1f},{height - 1 - (v - low) * scale:.1f}" for i, v in enumerate(shown))
-    label = f"relative error per batch, {shown[0]:.4f} to {shown[-1]:.4f}"
-    return (
-        f'<svg width="{width}" height="{height}" role="img" aria-label="{label}">'
-        f'<polyline fill="none" stroke="#2a7ae2" points="{points}"/></svg>'
-    )
+    return sparkline(shown, 240, 36, f"relative error per batch, {shown[0]:.4f} to {shown[-1]:.4f}")
 
 
 @contextmanager

@@ -144,7 +144,7 @@ def test_words_of_a_snapshot():
     view = progress.Snapshot()
     assert progress.describe(view) == "- left"
     view.take(finished(0))
-    assert progress.describe(view) == "error 0.5000, held-out 0.5100, 500 samples/s, 1:30 min left, 4.0 MB read"
+    assert progress.describe(view) == "error 0.5000, held-out 0.5100, 500 samples/s, 1 min 30 s left, 4.0 MB read"
 
 
 # ---------------------------------------------------------------------------------------------- terminal
@@ -192,7 +192,7 @@ def test_a_line_is_written_every_ten_seconds_and_at_once_when_something_is_wrong
         return capsys.readouterr().err
 
     assert at(9.9, events.JobProgress("encode", 30, 120, "samples")) == ""
-    assert at(10.0, events.JobProgress("encode", 40, 120, "samples")) == "encode: 40 of 120 samples\n"
+    assert at(10.0, events.JobProgress("encode", 40, 120, "samples")) == "encode: 40 of 120 samples, 0.8 s left\n"
     assert at(19.9, finished(0)) == ""
     assert at(20.0, finished(0)).startswith("fit: 1 of 4 batches, error 0.5000")
     assert at(20.1, events.Retrying(1, 1, 3, "gone")) == "attempt 1 of 3 failed (gone); trying again\n"

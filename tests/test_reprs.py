@@ -61,6 +61,7 @@ def test_a_sparkline_spans_its_box():
     assert "1.0,18.0" in _words.sparkline([1.0, 3.0], width=50, height=20)
     assert "49.0,2.0" in _words.sparkline([1.0, 3.0], width=50, height=20)
     assert "nan" not in _words.sparkline([1.0, np.nan, 3.0])
+    assert "aria-label='&lt;b&gt;'" in _words.sparkline([1.0], label="<b>")
 
 
 def test_a_dictionary_in_one_line(tmp_path):

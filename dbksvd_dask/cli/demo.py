@@ -30,10 +30,10 @@ def command(folder: str, force: bool, as_json: bool, **given: Any) -> None:
     dbksvd demo
     dbksvd demo somewhere/else --force
     """  # noqa: D301 - click needs the backspace character itself
-    from dbksvd_dask import cluster, progress
+    from dbksvd_dask import cluster
     from dbksvd_dask.demo.run import run_demo
 
-    with cluster.connect(**options.connection(given)), progress.subscribers(bar=not as_json) as callbacks:
+    with cluster.connect(**options.connection(given)), output.watching(as_json) as callbacks:
         result = run_demo(folder, force=force, callbacks=callbacks)
     if as_json:
         output.report(asdict(result), as_json)

@@ -8,6 +8,7 @@ from typing import Any
 
 import zarr
 
+from dbksvd_dask._words import plain
 from dbksvd_dask.dictionary import Dictionary, dictionary_fingerprint
 from dbksvd_dask.errors import DBKSVDError, InputError, StoreError
 from dbksvd_dask.importers import find_files, open_file
@@ -191,8 +192,8 @@ def describe_dictionary(path: str, verify: bool) -> dict[str, Any] | None:
 
 def last_record(dictionary: Dictionary) -> dict[str, float | None]:
     """Last entry of every column of a history; None for what is not a number."""
-    last = {name: values[-1] for name, values in dictionary.history.items() if values}
-    return {name: value if math.isfinite(value) else None for name, value in last.items()}
+    last: dict[str, float | None] = plain({n: values[-1] for n, values in dictionary.history.items() if values})
+    return last
 
 
 def _attributes(path: str) -> dict[str, Any]:

@@ -39,7 +39,7 @@ PARAMETERS: dict[str, Any] = {
 )
 @click.option("--finish", is_flag=True, help="Only finish: put together what the parts have written.")
 @click.option("--resume", is_flag=True, help="Has no effect: an interrupted encode always resumes.")
-@click.option("--log", type=click.Path(dir_okay=False), help="Also write every event to this file, as JSON lines.")
+@output.log_option
 @options.scheduler_options
 @output.force_option
 @output.plan_option
@@ -61,11 +61,13 @@ def command(store: str, dictionary: str, path: str, as_json: bool, show_plan: bo
     """  # noqa: D301 - click needs the backspace character itself
     from dbksvd_dask import cluster
     from dbksvd_dask.jobs.encode import encode_store
+    from dbksvd_dask.jobs.estimate import estimate_encode
 
     where = options.connection(given)
     store, path = options.seen_by_workers(store, where), options.seen_by_workers(path, where)
     if show_plan:
-        output.report(_plan(store, dictionary, path, **given), as_json)
+        how = {name: value for name, value in given.items() if name not in ("finish", "resume", "log")}
+        output.report(estimate_encode(store, dictionary, path, **how), as_json)
         return
     with cluster.connect(**where), watching(as_json, given.pop("log")) as callbacks:
         result = encode_store(store, dictionary, path, callbacks=callbacks, **given)
@@ -94,47 +96,3 @@ def _describe(result: EncodeResult, part: tuple[int, int] | None) -> str:
         f"{result.path}: {result.n_samples} samples, k={result.k} ({_words.format_bytes(result.nbytes)}) in "
         f"{_words.format_seconds(result.seconds)}{kept}; {', '.join(figures)}"
     )
-
-
-def _plan(store: str, dictionary: str, path: str, **given: Any) -> dict[str, Any]:
-    """What the encode would take."""
-    import dask
-
-    from dbksvd_dask.jobs._units import BLOCK_ROWS
-    from dbksvd_dask.jobs.encode import EncodeJob
-    from dbksvd_dask.jobs.estimate import ENCODE_RATIO, START_UP, product_speed, read_speed
-    from dbksvd_dask.plan.memory import BASE_BYTES
-    from dbksvd_dask.plan.units import TILE_ROWS
-
-    part = given.pop("part")
-    for name in ("finish", "resume", "log"):
-        given.pop(name)
-    job = EncodeJob(store, dictionary, path, **given)
-    plan, reader = job.plan, job.reader
-    units = range(plan.n_units) if part is None else plan.part_units(*part)
-    rows = sum(b - a for a, b in map(plan.unit_bounds, units))
-    itemsize = job.dictionary.atoms.itemsize
-    threads = dask.system.CPU_COUNT
-    # a chunk as stored and as read, a block and its residual, the tile of products, the codes and sums of a unit
-    task = plan.chunk_rows * reader.n_features * (reader.stored.itemsize + reader.dtype.itemsize)
-    task += 2 * BLOCK_ROWS * reader.n_features * itemsize + TILE_ROWS * plan.n_atoms * itemsize
-    task += plan.nbytes(plan.unit_rows) + plan.n_atoms * (plan.n_top * 12 + 40)
-    shared = plan.n_atoms * (plan.n_atoms + reader.n_features) * itemsize
-    read_bytes = rows * reader.n_features * reader.stored.itemsize
-    seconds = ENCODE_RATIO * 2.0 * rows * reader.n_features * plan.n_atoms / product_speed(
-        reader.n_features, plan.n_atoms, job.dictionary.atoms.dtype
-    ) + read_bytes / read_speed(reader)
-    return {
-        "store": reader.path,
-        "rows": rows,
-        "features": reader.n_features,
-        "atoms": plan.n_atoms,
-        **plan.params,
-        "passes": 1,
-        "units": len(units),
-        "read_bytes": read_bytes,
-        "written_bytes": plan.nbytes(rows),
-        "memory_bytes": threads * task + shared + BASE_BYTES,
-        "estimated_seconds": seconds,
-        "not_estimated": START_UP,
-    }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import fields
 from typing import Any
@@ -30,7 +29,7 @@ PARAMETERS: dict[str, Any] = {
 @click.argument("run", metavar="RUN", type=click.Path())
 @options.parameter_options(PARAMETERS)
 @click.option("--resume", is_flag=True, help="Go on with the fit in RUN; what is not given is as it was.")
-@click.option("--log", type=click.Path(dir_okay=False), help="Also write every event to this file, as JSON lines.")
+@output.log_option
 @options.scheduler_options
 @click.option("--force", is_flag=True, help="Throw away the fit that is in RUN.")
 @output.plan_option
@@ -115,10 +114,9 @@ def _fit(
         model = DBKSVD(**params, checkpoint=run, callbacks=callbacks)
         model._fit(store, resume=resume, replace=force and not resume)
     seconds = time.perf_counter() - began
-    last = {str(name): float(values[-1]) for name, values in model.history_.items()}
-    plain = {name: value if math.isfinite(value) else None for name, value in last.items()}
+    last = _words.plain({name: float(values[-1]) for name, values in model.history_.items()})
     result = {"path": run, "n_iter": model.n_iter_, "n_atoms": model.n_atoms, "k": model.k, "seconds": seconds}
-    return result | {"last": plain}, as_json, _describe(run, model, plain, seconds)
+    return result | {"last": last}, as_json, _describe(run, model, last, seconds)
 
 
 def _describe(run: str, model: Any, last: dict[str, float | None], seconds: float) -> str:
@@ -141,7 +139,7 @@ def _plan(store: str, params: dict[str, Any], where: dict[str, Any]) -> dict[str
     """What the fit would take; on a running cluster as it is now, with --workers on one process as a bound."""
     from dbksvd_dask import cluster
     from dbksvd_dask.fit.start import MEAN_ROWS
-    from dbksvd_dask.jobs.estimate import ITERATION_RATIO, START_UP, product_speed, read_speed
+    from dbksvd_dask.jobs.estimate import START_UP, FitWork, fit_seconds
     from dbksvd_dask.model import DBKSVD
     from dbksvd_dask.store.reader import open_rows
 
@@ -151,11 +149,15 @@ def _plan(store: str, params: dict[str, Any], where: dict[str, Any]) -> dict[str
         planned = model.plan(store)
     trainer = model._trainer(store)
     p, stream, width = trainer.params, trainer.stream, reader.n_features
-    rows, held = stream.rows_per_batch, int(trainer.held_out.rows.size)
-    trained = stream.rows_before(p.n_iter)
-    read = (trained + p.n_iter * held + min(stream.n_train, MEAN_ROWS)) * width * reader.stored.itemsize
-    flops = 2.0 * width * p.n_atoms * (trained + p.n_iter * (held + p.n_atoms))
-    seconds = ITERATION_RATIO * flops / product_speed(width, p.n_atoms, trainer.dtype) + read / read_speed(reader)
+    work = FitWork(
+        n_features=width,
+        n_atoms=p.n_atoms,
+        n_iter=p.n_iter,
+        trained=stream.rows_before(p.n_iter),
+        held=int(trainer.held_out.rows.size),
+        mean_rows=min(stream.n_train, MEAN_ROWS),
+        stored_itemsize=reader.stored.itemsize,
+    )
     return {
         "store": reader.path,
         "rows": reader.n_samples,
@@ -163,14 +165,14 @@ def _plan(store: str, params: dict[str, Any], where: dict[str, Any]) -> dict[str
         "atoms": p.n_atoms,
         "k": p.k,
         "iterations": p.n_iter,
-        "batch_rows": rows,
-        "passes": trained / stream.n_train,
-        "validation_rows": held,
-        "read_bytes": read,
+        "batch_rows": stream.rows_per_batch,
+        "passes": work.trained / stream.n_train,
+        "validation_rows": work.held,
+        "read_bytes": work.read_bytes,
         "written_bytes": 2 * p.n_atoms * width * trainer.dtype.itemsize,
         "memory_bytes": planned.total,
         "memory": planned.describe(),
-        "estimated_seconds": seconds,
+        "estimated_seconds": fit_seconds(work, reader, trainer.dtype),
         "estimated_for": "the cores of this machine",
         "not_estimated": START_UP,
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict
 from typing import Any
 
@@ -34,11 +33,12 @@ from dbksvd_dask.cli import output
 @click.option("--source-row", is_flag=True, help="Keep the number that each row had in the files.")
 @click.option("--chunk-rows", type=click.IntRange(1), help="Rows per chunk; default: 16 to 32 MiB.")
 @click.option("--compressor", type=click.Choice(["zstd", "blosc"]), help="Default: none, which reads fastest.")
+@output.log_option
 @output.verify_option
 @output.force_option
 @output.plan_option
 @output.json_option
-def command(source: str, path: str, as_json: bool, show_plan: bool, **options: Any) -> None:
+def command(source: str, path: str, as_json: bool, show_plan: bool, log: str | None, **options: Any) -> None:
     """Turn activations on disk into a store that `fit` and `encode` read at full speed.
 
     SRC is a file, a folder or a quoted pattern: .npy .npz .safetensors .h5 .parquet .arrow .pt, raw memory maps
@@ -54,13 +54,13 @@ def command(source: str, path: str, as_json: bool, show_plan: bool, **options: A
     dbksvd import cache/ store.zarr --drop-first-token --drop-outliers 10
     dbksvd import acts.bin store.zarr --dtype bfloat16 --n-features 2304
     """  # noqa: D301 - click needs the backspace character itself
+    from dbksvd_dask.jobs.estimate import estimate_import
     from dbksvd_dask.jobs.import_ import import_activations
 
     if show_plan:
-        planned = _plan(source, path, **options)
-        output.report(planned, as_json)
+        output.report(estimate_import(source, path, **options), as_json)
         return
-    with output.progress(as_json) as callbacks:
+    with output.watching(as_json, log) as callbacks:
         result = import_activations(source, path, callbacks=callbacks, **options)
     text = (
         f"{result.path}: {result.n_samples} x {result.n_features} {result.dtype} "
@@ -74,45 +74,3 @@ def command(source: str, path: str, as_json: bool, show_plan: bool, **options: A
     if any(result.dropped.values()):
         text += "; rows left out: " + ", ".join(f"{k} {v}" for k, v in result.dropped.items() if v)
     output.report(asdict(result), as_json, text)
-
-
-def _plan(source: str, path: str, **options: Any) -> dict[str, Any]:
-    from dbksvd_dask.importers.selection import Rules
-    from dbksvd_dask.jobs.base import storing_threads
-    from dbksvd_dask.jobs.import_ import ImportJob
-    from dbksvd_dask.store.chunk_file import PIECE_BYTES
-    from dbksvd_dask.store.dtypes import stored_dtype
-
-    names = ("mask", "mask_array", "drop_first_token", "drop_outliers", "nonfinite")
-    rules = Rules(**{name: options.pop(name) for name in names})
-    job = ImportJob(source, path, rules=rules, **options)
-    try:
-        rows, width = job.rows.n_rows, job.rows.n_features
-        chunk = job.chunk_rows * width * stored_dtype(job.rows.dtype).itemsize
-        total = rows * width * stored_dtype(job.rows.dtype).itemsize
-        began = time.perf_counter()
-        sample = job.rows.read(0, min(rows, job.chunk_rows))
-        read = (time.perf_counter() - began) / sample.nbytes
-        write = output.write_seconds(path)
-        passes = 2 if rules.reads_rows else 1
-        # rows that lie in their files as they are stored go piece by piece, others by whole chunks
-        streamed = rules.keep_all and job.rows.spans(0, min(rows, job.chunk_rows)) is not None
-        threads = storing_threads()
-        memory = 2 * threads * PIECE_BYTES if streamed else (threads + 1) * chunk
-        # reading and writing overlap; a pass of the rules and the read-back come on top
-        again = passes - 1 + job.verify
-        seconds = None if write is None else total * (max(read, write / (1 << 25)) + again * read)
-    finally:
-        job.close()
-    return {
-        "source": job.rows.source,
-        "files": len(job.rows.members),
-        "rows": rows,
-        "features": width,
-        "dtype": job.rows.dtype,
-        "passes": passes,
-        "read_bytes": total * passes,
-        "written_bytes": total,
-        "memory_bytes": memory + output.BASE_BYTES,
-        "estimated_seconds": seconds,
-    }

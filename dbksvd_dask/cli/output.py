@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import re
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -16,25 +13,9 @@ import click
 
 from dbksvd_dask import events
 from dbksvd_dask._safe_text import printable, redacted, redacted_values
-from dbksvd_dask._words import format_bytes, format_seconds
-from dbksvd_dask.events import Callback, JobProgress
+from dbksvd_dask._words import format_bytes, format_seconds, read_bytes
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-# Python with NumPy, Zarr and what a job of files needs, before any data; kernels need more: plan.memory.BASE_BYTES
-BASE_BYTES = 250_000_000
-
-_UNITS = {
-    "": 1,
-    "k": 10**3,
-    "m": 10**6,
-    "g": 10**9,
-    "t": 10**12,
-    "ki": 2**10,
-    "mi": 2**20,
-    "gi": 2**30,
-    "ti": 2**40,
-}
 
 
 class Size(click.ParamType):  # type: ignore[type-arg]
@@ -44,16 +25,10 @@ class Size(click.ParamType):  # type: ignore[type-arg]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Read a size."""
-        if isinstance(value, int):
-            return value
-        match = re.fullmatch(r"\s*([0-9.]+)\s*([kmgt]i?)?b?\s*", str(value).lower())
-        try:
-            number = float(match.group(1)) if match else -1.0
-        except ValueError:
-            number = -1.0
-        if match is None or number <= 0:
+        size = read_bytes(value)
+        if size is None:
             self.fail(f"{value!r} is not a size; write 128MiB, 0.5GB or a number of bytes", param, ctx)
-        return int(number * _UNITS[match.group(2) or ""])
+        return size
 
 
 def json_option(function: F) -> F:
@@ -84,33 +59,10 @@ def plan_option(function: F) -> F:
     return click.option("--plan", "show_plan", is_flag=True, help=text)(function)
 
 
-@contextlib.contextmanager
-def progress(as_json: bool = False) -> Iterator[list[Callback]]:
-    """Yield callbacks that draw a bar per `JobProgress` job on standard error, when that is a terminal."""
-    if as_json or not sys.stderr.isatty():
-        yield []
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[unit]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bars:
-        tasks: dict[str, Any] = {}
-
-        def show(event: Any) -> None:
-            if not isinstance(event, JobProgress):
-                return
-            if event.job not in tasks:
-                tasks[event.job] = bars.add_task(event.job, total=event.total, unit=event.unit)
-            bars.update(tasks[event.job], completed=event.done, total=event.total)
-
-        yield [show]
+def log_option(function: F) -> F:
+    """Add --log: every event as a line of JSON."""
+    text = "Also write every event to this file, as JSON lines."
+    return click.option("--log", type=click.Path(dir_okay=False), help=text)(function)
 
 
 def report(fields: Mapping[str, Any], as_json: bool, text: str | None = None) -> None:
@@ -157,38 +109,22 @@ def _plain(value: Any, name: str = "") -> str:
     return printable(str(value))
 
 
-def write_seconds(path: str, nbytes: int = 1 << 25) -> float | None:
-    """Measure how long `nbytes` take to reach the disk of `path`; None when that cannot be tried."""
-    folder = os.path.dirname(os.path.abspath(path))
-    if "://" in path or not os.path.isdir(folder) or not os.access(folder, os.W_OK):
-        return None
-    content = os.urandom(1 << 20)
-    began = time.perf_counter()
-    try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            for _ in range(nbytes >> 20):
-                file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError:  # full, or not to be written to
-        return None
-    return time.perf_counter() - began
-
-
 # ---------------------------------------------------------------------------------------------- watching
 
-# seconds between two lines where there is no terminal; a log of a night then has some thousand
+# seconds between two lines without a terminal: a few thousand lines in a night
 LINE_EVERY = 10.0
 
 
 @contextlib.contextmanager
 def watching(as_json: bool, log: str | None = None) -> Iterator[list[events.Callback]]:
-    """Yield the callbacks of a command.
+    """Yield the callbacks of a command: a bar on a terminal, else lines, and a log if asked for.
 
     Parameters
     ----------
-    as_json : the result is for machines: no bar and no lines
-    log : file for JSON lines, or None
+    as_json : bool
+        The result is for machines: no bar and no lines.
+    log : str, optional
+        File for JSON lines.
     """
     from dbksvd_dask import progress
 
@@ -198,16 +134,24 @@ def watching(as_json: bool, log: str | None = None) -> Iterator[list[events.Call
 
 
 class Lines:
-    """Writes where a fit or a job stands to standard error, one line at a time, not too often."""
+    """Write the state of a fit or a job to standard error, at most one line every few seconds.
+
+    Parameters
+    ----------
+    every : float
+        Seconds between two lines.
+    clock : callable
+        Returns the time in seconds.
+    """
 
     def __init__(self, every: float, clock: Callable[[], float] = time.monotonic) -> None:
-        from dbksvd_dask.progress import Snapshot
+        from dbksvd_dask.progress import JobPace, Snapshot
 
-        self._every, self._clock, self._view = every, clock, Snapshot()
+        self._every, self._clock, self._view, self._pace = every, clock, Snapshot(), JobPace(clock)
         self._last = clock()
 
     def __call__(self, event: events.Event) -> None:
-        """Take an event in, and write a line if it is time for one."""
+        """Take an event, and write a line if one is due."""
         self._view.take(event)
         text = self._text(event)
         now = self._clock()
@@ -219,10 +163,11 @@ class Lines:
         from dbksvd_dask.progress import describe
 
         if isinstance(event, events.JobProgress):
-            return f"{event.job}: {event.done} of {event.total} {event.unit}"
+            left = self._pace.left(event)
+            return f"{event.job}: {event.done} of {event.total} {event.unit}" + (f", {left}" if left else "")
         if isinstance(event, events.BatchFinished):
             return f"fit: {self._view.count}, {describe(self._view)}"
         if isinstance(event, events.Retrying):
-            self._last = -self._every  # out of the ordinary: at once
+            self._last = -self._every  # unusual: write it at once
             return self._view.note
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict
 from typing import Any
 
@@ -20,11 +19,12 @@ from dbksvd_dask.cli import output
 @click.option("--chunk-rows", type=click.IntRange(1), help="Rows per chunk; default: as in SRC.")
 @click.option("--compressor", type=click.Choice(["zstd", "blosc"]), help="Default: none, which reads fastest.")
 @click.option("--scratch", type=click.Path(), help="Folder for the first pass; default: beside DST.")
+@output.log_option
 @output.verify_option
 @output.force_option
 @output.plan_option
 @output.json_option
-def command(source: str, path: str, as_json: bool, show_plan: bool, **options: Any) -> None:
+def command(source: str, path: str, as_json: bool, show_plan: bool, log: str | None, **options: Any) -> None:
     """Mix the rows of a store, so that every batch of a fit is a sample of the whole.
 
     Neighbouring rows of most stores come from the same text. A fit reads whole chunks, and learns badly from
@@ -38,12 +38,13 @@ def command(source: str, path: str, as_json: bool, show_plan: bool, **options: A
     \b
     dbksvd shuffle store.zarr mixed.zarr --seed 0
     """  # noqa: D301 - click needs the backspace character itself
+    from dbksvd_dask.jobs.estimate import estimate_shuffle
     from dbksvd_dask.jobs.shuffle import shuffle_activations
 
     if show_plan:
-        output.report(_plan(source, path, **options), as_json)
+        output.report(estimate_shuffle(source, path, **options), as_json)
         return
-    with output.progress(as_json) as callbacks:
+    with output.watching(as_json, log) as callbacks:
         result = shuffle_activations(source, path, callbacks=callbacks, **options)
     text = (
         f"{result.path}: {result.n_samples} x {result.n_features} ({_words.format_bytes(result.nbytes)}) in "
@@ -58,34 +59,3 @@ def command(source: str, path: str, as_json: bool, show_plan: bool, **options: A
 
 def _figure(value: float | None) -> str:
     return "not defined" if value is None else f"{value:.2f}"
-
-
-def _plan(source: str, path: str, **options: Any) -> dict[str, Any]:
-    from dbksvd_dask.jobs._passes import MOST_MAPPED_BYTES
-    from dbksvd_dask.jobs.shuffle import ShuffleJob
-    from dbksvd_dask.store.writer import require_free
-
-    job = ShuffleJob(source, path, **options)
-    require_free(path, options["force"])
-    began = time.perf_counter()
-    sample = job.reader.read_stored(*job.reader.chunk_bounds(0))
-    read = (time.perf_counter() - began) / sample.nbytes
-    write = output.write_seconds(path)
-    passes = 1 if job.fits_one_pass() else 2
-    block = job.plan.block_rows * job.nbytes / job.plan.n_samples
-    mapped = job.reader.nbytes if job.reader.nbytes <= MOST_MAPPED_BYTES else 0
-    beside = 4 * job.plan.n_samples + job.nbytes - job.reader.nbytes  # the order, and what is aligned
-    memory = mapped + beside if passes == 1 else 3 * min(block, job.nbytes)
-    return {
-        "source": job.reader.path,
-        "rows": job.reader.n_samples,
-        "features": job.reader.n_features,
-        "passes": passes,
-        "blocks": job.plan.n_blocks,
-        "read_bytes": 2 * job.nbytes,
-        "written_bytes": passes * job.nbytes,
-        "scratch": job.scratch if passes == 2 else None,
-        "scratch_bytes": job.nbytes if passes == 2 else 0,
-        "memory_bytes": round(memory) + output.BASE_BYTES,
-        "estimated_seconds": None if write is None else job.nbytes * (2 * read + passes * write / (1 << 25)),
-    }

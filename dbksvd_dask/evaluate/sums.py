@@ -7,13 +7,13 @@ ranges, so they do not depend on who encoded what, nor when.
 from __future__ import annotations
 
 import io
-import math
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dbksvd_dask._words import plain
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.evaluate.codes import CodeMoments, code_moments, code_summary
 from dbksvd_dask.evaluate.reconstruction import (
@@ -158,11 +158,7 @@ class CodeSums:
             numbers |= {field.name: getattr(whole, field.name) for field in fields(whole)}
             numbers["variance_explained"] = explained.value
             numbers["n_constant_features"] = explained.n_left_out
-        return {name: _plain(value) for name, value in sorted(numbers.items())}
-
-
-def _plain(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return {name: plain(value) for name, value in sorted(numbers.items())}
 
 
 def _pack(prefix: str, sums: Any, skip: str = "") -> dict[str, Any]:

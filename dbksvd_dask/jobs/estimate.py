@@ -1,18 +1,304 @@
-"""How fast this machine multiplies and reads: what the time estimates of `--plan` rest on."""
+"""What a job will take: memory, bytes and seconds. `--plan` prints these figures.
+
+Memory and bytes are computed from sizes. Seconds rest on short measurements of this machine.
+"""
 
 from __future__ import annotations
 
+import os
+import tempfile
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from dbksvd_dask.plan.memory import BASE_BYTES
+from dbksvd_dask.plan.units import TILE_ROWS
+from dbksvd_dask.store.paths import PathLike
+
+# Python with NumPy, Zarr and what import and shuffle need, before any data; a process that also loads the kernels
+# needs plan.memory.BASE_BYTES
+FILES_BASE_BYTES = 250_000_000
 # An iteration and an encode cost this many times their bare products (benchmarks.iteration gives 1.6 to 2.4 for
 # an iteration, benchmarks.jobs_encode 1.3 to 1.7 for an encode, by k and number of features).
 ITERATION_RATIO = 2.0
 ENCODE_RATIO = 1.5
-# What a plan says of the time that is not in its estimate: it depends on the machine and not on the data.
+# What the estimated seconds leave out: it depends on the machine and not on the data.
 START_UP = "start-up: a few seconds, and some ten more the first time, when the kernels are compiled"
+# Written to measure a disk: enough to outweigh opening and closing a file.
+SAMPLE_BYTES = 1 << 25
+
+
+# ---------------------------------------------------------------------------------------------- sizes
+
+
+def import_memory(chunk_bytes: int, threads: int, piece_bytes: int | None) -> int:
+    """Return the peak memory of an import.
+
+    Parameters
+    ----------
+    chunk_bytes : int
+        One chunk of the new store.
+    threads : int
+        Threads that store.
+    piece_bytes : int or None
+        Size of the pieces in which rows are copied from file to store; None if chunks are put together whole.
+
+    Examples
+    --------
+    >>> import_memory(32_000_000, 2, None) - import_memory(32_000_000, 2, 1_000_000)
+    92000000
+    """
+    rows = (threads + 1) * chunk_bytes if piece_bytes is None else 2 * threads * piece_bytes
+    return FILES_BASE_BYTES + rows
+
+
+def shuffle_memory(n_samples: int, nbytes: int, block_bytes: float, mapped_bytes: int | None) -> int:
+    """Return the peak memory of a shuffle.
+
+    Parameters
+    ----------
+    n_samples, nbytes : int
+        Rows of the store, and their bytes with all aligned arrays.
+    block_bytes : float
+        Rows that are mixed in memory at a time, with all aligned arrays.
+    mapped_bytes : int or None
+        In one pass: bytes that are mapped or held beside the order of the rows; None for two passes.
+
+    Examples
+    --------
+    >>> shuffle_memory(1000, 4_000_000, 1_000_000, None) - FILES_BASE_BYTES
+    3000000
+    >>> shuffle_memory(1000, 4_000_000, 1_000_000, 4_000_000) - FILES_BASE_BYTES
+    4004000
+    """
+    if mapped_bytes is not None:
+        return FILES_BASE_BYTES + mapped_bytes + 4 * n_samples
+    return FILES_BASE_BYTES + round(3 * min(block_bytes, nbytes))
+
+
+class EncodeSizes(NamedTuple):
+    """Sizes that decide the memory of an encode."""
+
+    n_features: int
+    n_atoms: int
+    n_top: int
+    chunk_rows: int  # of the codes: read at a time
+    block_rows: int  # encoded at a time
+    unit_bytes: int  # codes of one unit
+    stored_itemsize: int
+    read_itemsize: int
+    itemsize: int  # of the dictionary
+
+
+def encode_memory(sizes: EncodeSizes, threads: int) -> int:
+    """Return the peak memory of an encode on `threads` threads.
+
+    Examples
+    --------
+    >>> sizes = EncodeSizes(768, 4096, 64, 8192, 4320, 2_000_000, 2, 4, 4)
+    >>> [encode_memory(sizes, threads) - BASE_BYTES for threads in (1, 2)]
+    [157156480, 234621184]
+    """
+    s = sizes
+    task = s.chunk_rows * s.n_features * (s.stored_itemsize + s.read_itemsize)  # a chunk as stored and as read
+    task += 2 * s.block_rows * s.n_features * s.itemsize  # a block and its residual
+    task += TILE_ROWS * s.n_atoms * s.itemsize  # the products of a tile
+    task += s.unit_bytes + s.n_atoms * (s.n_top * 12 + 40)  # codes and sums of a unit
+    shared = s.n_atoms * (s.n_atoms + s.n_features) * s.itemsize  # gram and dictionary
+    return BASE_BYTES + shared + threads * task
+
+
+class FitWork(NamedTuple):
+    """Sizes that decide what a fit reads and computes.
+
+    Examples
+    --------
+    >>> work = FitWork(n_features=16, n_atoms=24, n_iter=2, trained=512, held=60, mean_rows=540, stored_itemsize=4)
+    >>> work.read_bytes, work.flops
+    (75008, 522240.0)
+    """
+
+    n_features: int
+    n_atoms: int
+    n_iter: int
+    trained: int  # rows of all batches together
+    held: int  # validation rows, measured after each batch
+    mean_rows: int  # rows that the mean is taken of
+    stored_itemsize: int
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes read from the store in the whole fit."""
+        rows = self.trained + self.n_iter * self.held + self.mean_rows
+        return rows * self.n_features * self.stored_itemsize
+
+    @property
+    def flops(self) -> float:
+        """Operations of the products with the atoms: all rows read, and a gram per batch."""
+        rows = self.trained + self.n_iter * (self.held + self.n_atoms)
+        return 2.0 * self.n_features * self.n_atoms * rows
+
+
+def fit_seconds(work: FitWork, reader: Any, dtype: Any) -> float:
+    """Estimate the seconds of a fit on the cores of this machine.
+
+    Parameters
+    ----------
+    work : FitWork
+    reader : `store.reader.RowReader`
+    dtype : dtype
+        Of the computation.
+    """
+    speed = product_speed(work.n_features, work.n_atoms, dtype)
+    return ITERATION_RATIO * work.flops / speed + work.read_bytes / read_speed(reader)
+
+
+# ---------------------------------------------------------------------------------------------- jobs
+
+
+def estimate_import(source: PathLike, path: PathLike, **options: Any) -> dict[str, Any]:
+    """Estimate what an import will take.
+
+    Parameters
+    ----------
+    source, path, **options : as of `import_activations`
+
+    Returns
+    -------
+    dict
+        Sizes, passes, bytes and seconds; seconds are None where the target cannot be written to yet.
+    """
+    from dbksvd_dask.importers.selection import Rules
+    from dbksvd_dask.jobs.import_ import ImportJob
+
+    names = ("mask", "mask_array", "drop_first_token", "drop_outliers", "nonfinite")
+    rules = Rules(**{name: options.pop(name) for name in names if name in options})
+    job = ImportJob(source, path, rules=rules, **options)
+    try:
+        return _estimate_import(job)
+    finally:
+        job.close()
+
+
+def _estimate_import(job: Any) -> dict[str, Any]:
+    from dbksvd_dask.jobs.base import storing_threads
+    from dbksvd_dask.store.chunk_file import PIECE_BYTES
+    from dbksvd_dask.store.dtypes import stored_dtype
+
+    rows, first = job.rows, min(job.rows.n_rows, job.chunk_rows)
+    row_bytes = rows.n_features * stored_dtype(rows.dtype).itemsize
+    total, passes = rows.n_rows * row_bytes, 2 if job.rules.reads_rows else 1
+    # rows that are stored as they are in their files are copied piece by piece
+    copied = job.rules.keep_all and rows.spans(0, first) is not None
+    read, write = _seconds_per_byte(lambda: rows.read(0, first)), write_seconds(job.path)
+    # reading and writing overlap; a pass of the rules and the read-back come on top
+    again = passes - 1 + job.verify
+    return {
+        "source": rows.source,
+        "files": len(rows.members),
+        "rows": rows.n_rows,
+        "features": rows.n_features,
+        "dtype": rows.dtype,
+        "passes": passes,
+        "read_bytes": total * passes,
+        "written_bytes": total,
+        "memory_bytes": import_memory(
+            job.chunk_rows * row_bytes, storing_threads(), PIECE_BYTES if copied else None
+        ),
+        "estimated_seconds": None if write is None else total * (max(read, write) + again * read),
+    }
+
+
+def estimate_shuffle(source: PathLike, path: PathLike, **options: Any) -> dict[str, Any]:
+    """Estimate what a shuffle will take.
+
+    Parameters
+    ----------
+    source, path, **options : as of `shuffle_activations`
+    """
+    from dbksvd_dask.jobs._passes import MOST_MAPPED_BYTES
+    from dbksvd_dask.jobs.shuffle import ShuffleJob
+    from dbksvd_dask.store.writer import require_free
+
+    job = ShuffleJob(source, path, **options)
+    require_free(job.path, job.force)
+    reader, nbytes = job.reader, job.nbytes
+    passes = 1 if job.fits_one_pass() else 2
+    read = _seconds_per_byte(lambda: reader.read_stored(*reader.chunk_bounds(0)))
+    write = write_seconds(job.path)
+    beside = nbytes - reader.nbytes  # aligned arrays are held, rows are mapped
+    mapped = beside + (reader.nbytes if reader.nbytes <= MOST_MAPPED_BYTES else 0)
+    block = job.plan.block_rows * nbytes / job.plan.n_samples
+    return {
+        "source": reader.path,
+        "rows": reader.n_samples,
+        "features": reader.n_features,
+        "passes": passes,
+        "blocks": job.plan.n_blocks,
+        "read_bytes": 2 * nbytes,
+        "written_bytes": passes * nbytes,
+        "scratch": job.scratch if passes == 2 else None,
+        "scratch_bytes": nbytes if passes == 2 else 0,
+        "memory_bytes": shuffle_memory(job.plan.n_samples, nbytes, block, mapped if passes == 1 else None),
+        "estimated_seconds": None if write is None else nbytes * (2 * read + passes * write),
+    }
+
+
+def estimate_encode(
+    store: PathLike,
+    dictionary: PathLike,
+    path: PathLike,
+    *,
+    part: tuple[int, int] | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Estimate what an encode, or one part of it, will take.
+
+    Parameters
+    ----------
+    store, dictionary, path, part, **options : as of `encode_store`
+    """
+    import dask
+
+    from dbksvd_dask.jobs._units import BLOCK_ROWS
+    from dbksvd_dask.jobs.encode import EncodeJob
+
+    job = EncodeJob(store, dictionary, path, **options)
+    plan, reader, atoms = job.plan, job.reader, job.dictionary.atoms
+    units = range(plan.n_units) if part is None else plan.part_units(*part)
+    rows = sum(stop - start for start, stop in map(plan.unit_bounds, units))
+    read_bytes = rows * reader.n_features * reader.stored.itemsize
+    flops = 2.0 * rows * reader.n_features * plan.n_atoms
+    speed = product_speed(reader.n_features, plan.n_atoms, atoms.dtype)
+    sizes = EncodeSizes(
+        n_features=reader.n_features,
+        n_atoms=plan.n_atoms,
+        n_top=plan.n_top,
+        chunk_rows=plan.chunk_rows,
+        block_rows=BLOCK_ROWS,
+        unit_bytes=plan.nbytes(plan.unit_rows),
+        stored_itemsize=reader.stored.itemsize,
+        read_itemsize=reader.dtype.itemsize,
+        itemsize=atoms.itemsize,
+    )
+    return {
+        "store": reader.path,
+        "rows": rows,
+        "features": reader.n_features,
+        "atoms": plan.n_atoms,
+        **plan.params,
+        "passes": 1,
+        "units": len(units),
+        "read_bytes": read_bytes,
+        "written_bytes": plan.nbytes(rows),
+        "memory_bytes": encode_memory(sizes, dask.system.CPU_COUNT),
+        "estimated_seconds": ENCODE_RATIO * flops / speed + read_bytes / read_speed(reader),
+        "not_estimated": START_UP,
+    }
+
+
+# ---------------------------------------------------------------------------------------------- measurements
 
 
 def product_speed(n_features: int, n_atoms: int, dtype: Any = np.float32) -> float:
@@ -21,7 +307,7 @@ def product_speed(n_features: int, n_atoms: int, dtype: Any = np.float32) -> flo
     Parameters
     ----------
     n_features, n_atoms : int
-        Inner and outer size; cut to 4096 each, so that it takes a blink.
+        Inner and outer size; capped at 4096 each, to keep it short.
     """
     d, m, n = min(n_features, 4096), min(n_atoms, 4096), 512
     rng = np.random.default_rng(0)
@@ -42,8 +328,33 @@ def read_speed(reader: Any) -> float:
     reader : `store.reader.RowReader`
     """
     best = float("inf")
-    for _ in range(3):  # a busy moment must not count for the whole run
+    for _ in range(3):  # one busy moment must not decide the estimate
         began = time.perf_counter()
         chunk = reader.read_stored(*reader.chunk_bounds(reader.n_chunks - 1))
         best = min(best, time.perf_counter() - began)
     return float(chunk.nbytes / max(best, 1e-9))
+
+
+def _seconds_per_byte(read: Any) -> float:
+    """Measure one call that returns an array."""
+    began = time.perf_counter()
+    array = read()
+    return float((time.perf_counter() - began) / array.nbytes)
+
+
+def write_seconds(path: str) -> float | None:
+    """Measure the seconds until a byte reaches the disk of `path`; None where that cannot be tried."""
+    folder = os.path.dirname(os.path.abspath(path))
+    if "://" in path or not os.path.isdir(folder) or not os.access(folder, os.W_OK):
+        return None
+    content = os.urandom(1 << 20)
+    began = time.perf_counter()
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            for _ in range(SAMPLE_BYTES >> 20):
+                file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:  # full, or read-only
+        return None
+    return (time.perf_counter() - began) / SAMPLE_BYTES

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from dbksvd_dask._words import format_bytes
 from dbksvd_dask.errors import MemoryPlanError
 from dbksvd_dask.plan.encoders import ENCODERS
 from dbksvd_dask.plan.units import TILE_ROWS
@@ -173,10 +174,6 @@ def plan_device(sizes: Sizes, budget: int, encoder: str, n_threads: int) -> Devi
                 return DevicePlan(placement, chunk_size, smallest)
     raise MemoryPlanError(
         f"a batch of {sizes.n_rows} samples of {sizes.n_features} features with {sizes.n_atoms} atoms needs "
-        f"{_gigabytes(smallest)} of device memory even in chunks of {MIN_CHUNK_ROWS}; {_gigabytes(budget)} are "
-        "there. Use device='cpu', fewer atoms, or a smaller batch_size"
+        f"{format_bytes(smallest)} of device memory even in chunks of {MIN_CHUNK_ROWS}; {format_bytes(budget)} "
+        "is available. Use device='cpu', fewer atoms, or a smaller batch_size"
     )
-
-
-def _gigabytes(n: int) -> str:
-    return f"{n / 1e9:.2f} GB"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dbksvd_dask._words import in_bytes
+from dbksvd_dask._words import format_bytes
 from dbksvd_dask.errors import MemoryPlanError
 from dbksvd_dask.plan.units import TILE_ROWS, part_rows
 
@@ -73,7 +73,8 @@ class MemoryPlan(NamedTuple):
         parts = sorted(
             ((name, value) for name, value in self._asdict().items() if value), key=lambda item: -item[1]
         )
-        return f"{in_bytes(self.total)} ({', '.join(f'{name} {in_bytes(value)}' for name, value in parts)})"
+        shares = ", ".join(f"{name} {format_bytes(value)}" for name, value in parts)
+        return f"{format_bytes(self.total)} ({shares})"
 
 
 def state_bytes(sizes: FitSizes, n: int) -> int:
@@ -116,7 +117,7 @@ def plan_fit(sizes: FitSizes, workers: int = 1, threads: int = 1) -> MemoryPlan:
     --------
     >>> plan = plan_fit(FitSizes(768, 4096, 32, 65536, 8192, read_itemsize=2), workers=1, threads=2)
     >>> plan.describe()
-    '1.2 GB (base 461.4 MB, states 272.8 MB, working 192.9 MB, gram 119.4 MB, dictionary 110.7 MB, sums 46.7 MB)'
+    '1.20 GB (base 461.4 MB, states 272.8 MB, working 192.9 MB, gram 119.4 MB, dictionary 110.7 MB, sums 46.7 MB)'
     """
     n = min(sizes.chunk_size, sizes.batch_size)
     n_chunks = -(-sizes.batch_size // n)
@@ -176,7 +177,7 @@ def check_limit(sizes: FitSizes, limit: int, workers: int = 1, threads: int = 1)
     advice = f"batch_size={fits} would fit" if fits else "use a smaller chunk_size, fewer threads or fewer atoms"
     raise MemoryPlanError(
         f"this fit is planned to take {plan.describe()} in each of {workers} worker process"
-        f"{'es' * (workers > 1)}, more than memory_limit={in_bytes(limit)}; {advice}"
+        f"{'es' * (workers > 1)}, more than memory_limit={format_bytes(limit)}; {advice}"
     )
 
 

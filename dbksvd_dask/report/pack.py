@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dbksvd_dask._words import plain
 from dbksvd_dask.errors import InputError
 
 MAGIC = b"DBKR0001"
@@ -51,7 +51,7 @@ def pack(head: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> bytes:
         directory[name] = {"type": array.dtype.name, "shape": list(array.shape), "offset": offset}
         parts.append(_padded(content))
         offset += len(parts[-1])
-    text = json.dumps({"head": finite(head), "arrays": directory}, ensure_ascii=False, allow_nan=False)
+    text = json.dumps({"head": plain(head), "arrays": directory}, ensure_ascii=False, allow_nan=False)
     encoded = text.encode()
     start = MAGIC + len(encoded).to_bytes(8, "little") + _padded(encoded, b" ")
     return start + b"".join(parts)
@@ -60,23 +60,6 @@ def pack(head: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> bytes:
 def compress(content: bytes) -> str:
     """Gzip, then base64: text that can stand in an HTML file; the same bytes give the same text."""
     return base64.b64encode(gzip.compress(content, compresslevel=6, mtime=0)).decode("ascii")
-
-
-def finite(value: Any) -> Any:
-    """Plain JSON values: arrays and numpy numbers become Python's, and what is not finite becomes None."""
-    if isinstance(value, Mapping):
-        return {str(key): finite(item) for key, item in value.items()}
-    if isinstance(value, np.ndarray):
-        return finite(value.tolist())
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    if isinstance(value, np.generic):
-        return finite(value.item())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if value is None or isinstance(value, str | int | float | bool):
-        return value
-    return str(value)
 
 
 def narrow(values: NDArray[Any]) -> NDArray[Any]:

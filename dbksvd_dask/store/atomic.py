@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from dbksvd_dask._words import format_bytes
 from dbksvd_dask.errors import StoreError, brief
 from dbksvd_dask.store import paths
 from dbksvd_dask.store.paths import PathLike
@@ -325,13 +326,9 @@ def require_space(path: PathLike, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise StoreError(
-            f"{path} needs {_in_words(needed)} more and {folder} has {_in_words(free)} free; "
+            f"{path} needs {format_bytes(needed)} more and {folder} has {format_bytes(free)} free; "
             "make room or choose another place"
         )
-
-
-def _in_words(nbytes: int) -> str:
-    return f"{nbytes / 1e9:.2f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.2f} MB"
 
 
 def describe_parts(parts: Iterable[int], limit: int = 12) -> str:

@@ -19,6 +19,7 @@ import zarr
 
 import dbksvd_dask
 from dbksvd_dask._safe_text import redacted, redacted_values
+from dbksvd_dask._words import plain
 from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.errors import MismatchError, StoreError, brief
 from dbksvd_dask.store import paths
@@ -32,13 +33,6 @@ _ZARR_NAMES = ("zarr.json", ".zgroup", ".zarray")
 
 _ARRAYS = ("dictionary", "mean", "counts", "previous", "weights")
 ATTRIBUTES_CRC = "attributes_crc32"
-
-
-def _plain(value: Any) -> Any:
-    """JSON has no NaN: history values that are not finite travel as None."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
 
 
 def save_dictionary(path: PathLike, dictionary: Dictionary, *, overwrite: bool = False) -> str:
@@ -95,7 +89,7 @@ def _write(path: str, dictionary: Dictionary) -> None:
         "params": dictionary.params,
         "source": redacted(dictionary.source),
         "iteration": dictionary.iteration,
-        "history": {k: [_plain(v) for v in values] for k, values in dictionary.history.items()},
+        "history": plain(dictionary.history),
         "extra": redacted_values(dictionary.extra),
         "n_atoms": dictionary.n_atoms,
         "n_features": dictionary.n_features,

@@ -81,6 +81,41 @@ def test_plan_tells_and_writes_nothing(command, source, store, tmp_path, capsys)
     assert re.search(r"memory bytes +\d+\.\d MB", text)
 
 
+@pytest.mark.parametrize(("command", "options"), [("import", ["--chunk-rows", 100]), ("shuffle", ["--seed", 0])])
+def test_log_has_every_event_and_goes_on_in_the_same_file(command, options, source, store, tmp_path, capsys):
+    log = tmp_path / "run.jsonl"
+    given = source if command == "import" else store
+    for target in ("a", "b"):
+        code, out, err = run(capsys, command, given, tmp_path / target, *options, "--log", log)
+        assert (code, out.count("\n"), err) == (0, 1, "")
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert {line["event"] for line in lines} == {"JobProgress"}
+    last = {"import": "import", "shuffle": "gather"}[command]
+    assert sum(line["job"] == last and line["done"] == line["total"] for line in lines) == 2
+
+
+@pytest.mark.parametrize("command", ["import", "shuffle"])
+def test_a_log_that_cannot_be_written_is_refused_before_any_work(command, source, store, tmp_path, capsys):
+    options = [] if command == "import" else ["--seed", 0]
+    given = source if command == "import" else store
+    line = fails(capsys, command, given, tmp_path / "new", *options, "--log", tmp_path / "nowhere" / "run.jsonl")
+    assert "run.jsonl" in line
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("command", ["import", "shuffle"])
+def test_lines_tell_the_progress_without_a_terminal(command, source, store, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(output, "LINE_EVERY", 0.0)
+    options = ["--chunk-rows", 100] if command == "import" else ["--seed", 0]
+    given = source if command == "import" else store
+    code, out, err = run(capsys, command, given, tmp_path / "new", *options)
+    assert (code, out.count("\n")) == (0, 1)
+    last = {"import": "import", "shuffle": "gather"}[command]
+    assert re.search(rf"^{last}: (\d+) of \1 \w+(, 0.0 s left)?$", err, re.M)
+    code, _, err = run(capsys, command, given, tmp_path / "newer", *options, "--json")
+    assert (code, err) == (0, ""), "machines read the result only"
+
+
 def test_options_reach_the_library(tmp_path, capsys):
     rows = np.arange(120, dtype=np.float32).reshape(10, 4, 3)
     np.savez(tmp_path / "a.npz", acts=rows, mask=np.tile([1, 1, 1, 0], (10, 1)), label=np.arange(10))
@@ -98,7 +133,7 @@ def test_every_option_is_a_parameter_of_the_library():
     from dbksvd_dask.cli.shuffle import command as shuffle_command
 
     for command, function in ((import_command, import_activations), (shuffle_command, shuffle_activations)):
-        options = {p.name for p in command.params} - {"as_json", "show_plan"}
+        options = {p.name for p in command.params} - {"as_json", "show_plan", "log"}
         assert options == set(inspect.signature(function).parameters) - {"callbacks"}
 
 
@@ -361,9 +396,9 @@ def test_disk_that_is_too_small_is_noticed_before_anything_is_written(source, st
         pytest.skip("mounting a small disk needs rights that this process does not have")
     try:
         line = fails(capsys, "import", source, mount / "s")
-        assert re.search(r"s.partial needs 0.\d\d MB more and .*small has 0.0[01] MB free; make room", line)
+        assert re.search(r"s.partial needs 9.6 kB more and .*small has [0-9.]+ k?B free; make room", line)
         line = fails(capsys, "shuffle", store, mount / "s", "--seed", 0)
-        assert re.search(r"s\S*.partial needs 0.\d\d MB more and .*small has 0.0[01] MB free; make room", line)
+        assert re.search(r"s\S*.partial needs [0-9.]+ kB more and .*small has [0-9.]+ k?B free; make room", line)
         assert not os.listdir(mount)
     finally:
         subprocess.run(["umount", mount], check=True)

@@ -279,7 +279,7 @@ def test_aligned_arrays_need_room_too(tmp_path, monkeypatch):
     np.savez(tmp_path / "a.npz", acts=np.zeros((40, 4), np.float32), ids=np.zeros((40, 100)))
     free = shutil.disk_usage(tmp_path)._replace(free=40 * 4 * 4 + 40 * 800 - 1)
     monkeypatch.setattr("shutil.disk_usage", lambda _: free)
-    with pytest.raises(StoreError, match=r"s.partial needs 0.03 MB more"):
+    with pytest.raises(StoreError, match=r"s.partial needs 32.6 kB more"):
         import_activations(tmp_path / "a.npz", tmp_path / "s", array="acts", aligned=["ids"])
 
 

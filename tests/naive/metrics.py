@@ -109,6 +109,15 @@ def class_tf_idf(groups, tokenise):
     ]
 
 
+def spearman(a, b):
+    """Correlation of ranks; equal values share the mean of their places."""
+
+    def ranks(values):
+        return np.array([sum(w < v for w in values) + (sum(w == v for w in values) + 1) / 2 for v in values])
+
+    return np.corrcoef(ranks(a), ranks(b))[0, 1]
+
+
 def random_codes(rng, n, k, n_atoms, empty=0.2):
     """Codes with distinct atoms per row, signed coefficients, and some empty and some zero slots."""
     atom = np.stack([rng.choice(n_atoms, k, replace=False) for _ in range(n)]).astype(np.int32)

@@ -117,7 +117,7 @@ def test_the_plan_is_stated_before_the_run(tmp_path):
     with clusters.dask.config.set(scheduler="threads", num_workers=2):
         plan = DBKSVD(**clusters.HOW).plan(store)
     assert seen[0].planned_bytes == plan.total
-    assert plan.describe().startswith(_words.in_bytes(plan.total))
+    assert plan.describe().startswith(_words.format_bytes(plan.total))
 
 
 def test_more_threads_are_planned_for_more(tmp_path):
