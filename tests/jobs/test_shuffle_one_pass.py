@@ -70,7 +70,7 @@ def test_sources_do_not_wrap_in_a_store_of_billions_of_rows():
 def test_memory_that_is_left_decides(monkeypatch, store, tmp_path):
     chosen = []
     for available in (2 * 1_200_000, 2 * 1_200_000 - 1, 0):
-        monkeypatch.setattr("dbksvd_dask.store.picker.memory_for_files", lambda available=available: available)
+        monkeypatch.setattr("dbksvd_dask.jobs._passes.memory_for_files", lambda available=available: available)
         job = ShuffleJob(store, tmp_path / "s", seed=0, force=True)
         job.init()
         chosen.append(job.one_pass)
