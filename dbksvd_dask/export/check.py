@@ -15,7 +15,8 @@ import numpy.typing as npt
 from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.errors import InputError, StoreError
 from dbksvd_dask.plan.encoder import EncodeSpec
-from dbksvd_dask.store.atomic import NO_ROOM, REFUSED, aside, cannot_write, publish
+from dbksvd_dask.store._system import NO_ROOM
+from dbksvd_dask.store.atomic import REFUSED, aside, cannot_write, publish
 from dbksvd_dask.store.paths import PathLike
 
 # Readers divide by nothing: they take the product with an atom for its coefficient. SAEBench warns from 2e-5 on.

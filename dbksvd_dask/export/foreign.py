@@ -7,10 +7,8 @@ It is turned and normalised here, and what was done is logged and kept in `Dicti
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
-import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from safetensors import SafetensorError, deserialize
 
 from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.errors import DBKSVDError, InputError, StoreError, brief
@@ -155,20 +154,15 @@ def read_safetensors(path: PathLike) -> dict[str, npt.NDArray[Any]]:
     """
     where = os.fspath(path)
     try:
-        content = memoryview(Path(where).read_bytes())
-        (length,) = struct.unpack("<Q", content[:8])
-        header: dict[str, Any] = json.loads(bytes(content[8 : 8 + length]))
-        header.pop("__metadata__", None)
-        body = content[8 + length :]
-        return {name: _tensor(body, entry, where) for name, entry in header.items() if entry["dtype"] in _DTYPES}
-    except (struct.error, ValueError, LookupError, TypeError, AttributeError, RecursionError, OSError) as error:
+        entries = deserialize(Path(where).read_bytes())  # type: ignore[no-untyped-call]
+    except (SafetensorError, OSError) as error:
         reason = brief(error)
         raise StoreError(f"{where} is not a readable safetensors file ({reason}); it may be truncated") from error
+    return {name: _tensor(entry, where) for name, entry in entries if entry["dtype"] in _DTYPES}
 
 
-def _tensor(body: memoryview, entry: Mapping[str, Any], where: str) -> npt.NDArray[Any]:
-    start, stop = entry["data_offsets"]
-    raw = np.frombuffer(body[start:stop], _DTYPES[entry["dtype"]]).reshape(entry["shape"])
+def _tensor(entry: Mapping[str, Any], where: str) -> npt.NDArray[Any]:
+    raw = np.frombuffer(entry["data"], _DTYPES[entry["dtype"]]).reshape(entry["shape"])
     return widen_bfloat16(raw) if entry["dtype"] == "BF16" else _floats(raw, where)
 
 

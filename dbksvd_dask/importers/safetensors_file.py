@@ -1,4 +1,8 @@
-"""safetensors files, bfloat16 included, without torch: a JSON header, then plain bytes."""
+"""safetensors files, bfloat16 included, without torch: a JSON header, then plain bytes.
+
+The header is parsed here, not by the library: an import reads rows by their place in the file, which the library
+does not tell, and must not load a file of many gigabytes.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +36,7 @@ DTYPES = {
 
 
 def open_safetensors(path: str, hints: Hints) -> SourceFile:
-    """Open a safetensors file; tensors of a dtype that NumPy cannot hold are passed over."""
+    """Open a safetensors file; tensors of a dtype that NumPy cannot hold are skipped."""
     size = os.path.getsize(path)
     with open(path, "rb") as file:
         start = file.read(8)

@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dbksvd_dask.errors import StoreError
+from dbksvd_dask.store._system import read_at
+from dbksvd_dask.store.checksums import bytes_of
 
 
 @dataclass(frozen=True)
@@ -81,9 +83,6 @@ class SpanReader:
 
 def fill_from(fd: int, offset: int, target: npt.NDArray[Any], path: str) -> None:
     """Fill a C-contiguous array with the bytes of an open file from `offset` on."""
-    view = target.reshape(-1).view(np.uint8).data
-    while view:  # one call reads at most 2 GB
-        n = os.preadv(fd, [view], offset)
-        if n == 0:
-            raise StoreError(f"{path} is truncated: it ended at byte {offset}")
-        view, offset = view[n:], offset + n
+    n = read_at(fd, bytes_of(target), offset)
+    if n < target.nbytes:
+        raise StoreError(f"{path} is truncated: it ended at byte {offset + n}")

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dbksvd_dask.errors import StoreError
 from dbksvd_dask.plan.shuffle import MIN_BLOCK_BYTES, ShufflePlan, fits_one_pass
-from dbksvd_dask.store import atomic, paths
+from dbksvd_dask.store import _system, atomic, paths
 from dbksvd_dask.store.checksums import bytes_of, crc32c
 from dbksvd_dask.store.paths import PathLike
 from dbksvd_dask.store.picker import RowPicker, can_pick, memory_for_files
@@ -41,24 +42,16 @@ def write_permuted(path: str, rows: npt.NDArray[Any], order: npt.NDArray[np.int6
             part = order[start : start + step]
             np.take(rows, part, axis=0, out=slab[: len(part)], mode="clip")
             crc = crc32c(slab[: len(part)], crc)
-            view = bytes_of(slab[: len(part)])
-            while view:
-                view = view[file.write(view) :]
+            atomic.write_all(file, bytes_of(slab[: len(part)]))
     return crc
 
 
 def read_at(path: str, offset: int, target: npt.NDArray[Any]) -> None:
     """Fill a C-contiguous array with the bytes of a file from `offset` on."""
-    view = bytes_of(target)
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        while view:
-            n = os.preadv(fd, [view], offset)
-            if n == 0:
-                raise OSError(f"{path} ended at byte {offset}; delete the scratch folder and run again")
-            view, offset = view[n:], offset + n
-    finally:
-        os.close(fd)
+    with open(path, "rb", buffering=0) as file:
+        n = _system.read_at(file.fileno(), bytes_of(target), offset)
+    if n < target.nbytes:
+        raise StoreError(f"{path} ended at byte {offset + n}; delete the scratch folder and run again")
 
 
 # ---------------------------------------------------------------------------------------------- one pass

@@ -8,14 +8,12 @@ was done; the next run does the rest.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import io
 import itertools
 import json
 import os
 import shutil
-import sys
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -24,10 +22,10 @@ from typing import Any
 from dbksvd_dask._words import format_bytes
 from dbksvd_dask.errors import StoreError, brief
 from dbksvd_dask.store import paths
+from dbksvd_dask.store._system import NO_ROOM, start_writeback
 from dbksvd_dask.store.paths import PathLike
 
 PARTIAL_SUFFIX = ".partial"
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM)
 SEAL = "seal"  # the checksum in a JSON file that a job depends on
 _COUNTER = itertools.count()
@@ -43,70 +41,6 @@ def fsync_path(path: PathLike) -> None:
             raise
     finally:
         os.close(fd)
-
-
-def start_writeback(fd: int, offset: int = 0, nbytes: int = 0) -> None:
-    """Let the kernel begin to write a file to the disk, without waiting; where it cannot be told, do nothing.
-
-    A file that is forced to the disk only later then costs little waiting.
-
-    Parameters
-    ----------
-    fd : int
-        The open file.
-    offset, nbytes : int
-        The part that is meant; 0 bytes: all from there on.
-    """
-    if _SYNC_FILE_RANGE is not None:
-        _SYNC_FILE_RANGE(fd, offset, nbytes, _SYNC_FILE_RANGE_WRITE)
-
-
-def finish_writeback(fd: int) -> None:
-    """Wait until the content of a file has been handed to the disk; where it cannot be told, force the file.
-
-    Unlike a forced write it waits for no journal and no cache of the disk: not yet durable, but quick.
-
-    Raises
-    ------
-    OSError
-        When it could not be written. Whoever forces the file later may not be told again.
-    """
-    if _SYNC_FILE_RANGE is None:
-        os.fsync(fd)
-    elif _SYNC_FILE_RANGE(fd, 0, 0, _SYNC_FILE_RANGE_ALL):
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-
-
-def reserve(fd: int, nbytes: int) -> None:
-    """Let a new file have its room on the disk before it is written; where that is not known, do nothing.
-
-    The kernel then need not find room page by page: a fifth off the writing of a chunk. Not `os.posix_fallocate`,
-    which writes zeros where the filesystem cannot do it.
-
-    Raises
-    ------
-    OSError
-        When there is no room.
-    """
-    if _FALLOCATE is not None and _FALLOCATE(fd, 0, 0, nbytes):
-        code = ctypes.get_errno()
-        if code in NO_ROOM:
-            raise OSError(code, os.strerror(code))
-
-
-def _system_call(name: str, *arguments: Any) -> Any:
-    """Return a function of Linux' C library; None elsewhere."""
-    library = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
-    function = getattr(library, name, None)
-    if function is not None:
-        function.argtypes = arguments
-    return function
-
-
-_SYNC_FILE_RANGE = _system_call("sync_file_range", ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
-_SYNC_FILE_RANGE_WRITE, _SYNC_FILE_RANGE_ALL = 2, 7  # from <fcntl.h>; all: what is under way, and wait
-_FALLOCATE = _system_call("fallocate64", ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ One pass over memory instead of five: at the sizes of chunks each further one co
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dbksvd_dask.store import atomic
-from dbksvd_dask.store.checksums import crc32c, same_bytes
+from dbksvd_dask.store._system import read_at, reserve, same_bytes, start_writeback
+from dbksvd_dask.store.checksums import crc32c
 
 # in the processor's cache together with what is read back; smaller writes cost more in the kernel
 PIECE_BYTES = 3 << 18
@@ -104,7 +104,7 @@ def write_chunk_file(
     step = max(1, min(len(rows), piece_rows(rows.nbytes // max(1, len(rows)))))
     buffers = np.empty((2, step, *rows.shape[1:]), rows.dtype)
     with atomic.staged(path, folder, durable=False) as scratch, open(scratch, "w+b", buffering=0) as file:
-        atomic.reserve(file.fileno(), rows.nbytes + pad)
+        reserve(file.fileno(), rows.nbytes + pad)
         for first in range(0, len(rows), step):
             piece = _piece(rows, first, buffers[0])
             if on_rows is not None:
@@ -116,10 +116,10 @@ def write_chunk_file(
                 raise ReadBackError(f"{path} does not read back as it was written")
             done += len(content)
             if done - started >= WRITEBACK_BYTES:
-                atomic.start_writeback(file.fileno(), started, done - started)
+                start_writeback(file.fileno(), started, done - started)
                 started = done
         atomic.write_all(file, memoryview(bytes(pad)))
-        atomic.start_writeback(file.fileno(), started)
+        start_writeback(file.fileno(), started)
     return crc
 
 
@@ -135,4 +135,4 @@ def _piece(rows: Rows, first: int, buffer: npt.NDArray[Any]) -> npt.NDArray[Any]
 def _reads_back(fd: int, start: int, content: npt.NDArray[np.uint8], buffer: npt.NDArray[Any]) -> bool:
     """Tell whether a file has `content` at `start`."""
     found = buffer.reshape(-1).view(np.uint8)[: len(content)]
-    return os.preadv(fd, [found.data], start) == len(content) and same_bytes(found, content)
+    return read_at(fd, found.data, start) == len(content) and same_bytes(found, content)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import sys
 from typing import Any
@@ -12,6 +11,7 @@ import numpy.typing as npt
 
 from dbksvd_dask.errors import StoreError
 from dbksvd_dask.store import paths
+from dbksvd_dask.store._system import is_cached, map_file
 from dbksvd_dask.store.reader import RowReader
 
 try:
@@ -52,7 +52,7 @@ class RowPicker:
             self.close()
             raise
         if reader.nbytes <= most_mapped:
-            self._maps = [_mapped(int(fd)) for fd in self._fds]
+            self._maps = [map_file(int(fd)) for fd in self._fds]
         self._addresses = np.array([view.ctypes.data for view in self._maps], np.uint64)
 
     def pick(self, rows: npt.NDArray[np.int64], out: npt.NDArray[Any]) -> None:
@@ -85,29 +85,19 @@ class RowPicker:
         self._fds[:] = -1
 
 
-def _mapped(fd: int) -> npt.NDArray[np.uint8]:
-    """Map a file that lies in memory for reading."""
-    now = getattr(mmap, "MAP_POPULATE", 0)  # all pages at once, not one by one as they are met
-    return np.frombuffer(mmap.mmap(fd, 0, mmap.MAP_SHARED | now, mmap.PROT_READ), np.uint8)
-
-
 def in_file_cache(reader: RowReader) -> bool:
     """Tell whether the files of a local uncompressed store lie in the file cache; False when it cannot be told.
 
     Looks at three pages of every chunk without waiting for the disk.
     """
     size = reader.chunk_rows * reader.n_features * reader.stored.itemsize
-    if not hasattr(os, "RWF_NOWAIT"):
-        return False
     page = bytearray(min(_PAGE, size))
     places = (0, (size - len(page)) // 2, size - len(page))
     for chunk in range(reader.n_chunks):
         fd = reader.open_chunk(chunk)
         try:
-            if any(os.preadv(fd, [page], place, os.RWF_NOWAIT) != len(page) for place in places):
+            if not all(is_cached(fd, page, place) for place in places):
                 return False
-        except OSError:  # not there, or a filesystem that cannot tell
-            return False
         finally:
             os.close(fd)
     return True

@@ -20,11 +20,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import zarr
-from zarr.core.sync import sync
 
 from dbksvd_dask._safe_text import redacted
 from dbksvd_dask.errors import InputError, StoreError
 from dbksvd_dask.store import paths
+from dbksvd_dask.store._system import read_at
+from dbksvd_dask.store.checksums import bytes_of
 from dbksvd_dask.store.dtypes import BFLOAT16, delivered_dtype, stored_dtype, widen_bfloat16
 from dbksvd_dask.store.paths import PathLike
 
@@ -221,12 +222,8 @@ class RowReader:
                 os.close(fd)
 
     def _pread(self, fd: int, chunk: int, target: npt.NDArray[Any], offset: int) -> None:
-        view = target.reshape(-1).view(np.uint8).data
-        while view:  # one call reads at most 2 GB
-            n = os.preadv(fd, [view], offset)
-            if n == 0:
-                raise self._damage(chunk, "ended while it was read")
-            view, offset = view[n:], offset + n
+        if read_at(fd, bytes_of(target), offset) < target.nbytes:
+            raise self._damage(chunk, "ended while it was read")
 
     def _read_ranges(self, runs: Sequence[tuple[int, int, npt.NDArray[Any]]]) -> None:
         """Read runs of rows, each (start, stop, where to), as byte ranges of a remote store."""
@@ -259,18 +256,16 @@ class RowReader:
     def _read_zarr(self, start: int, stop: int, out: npt.NDArray[Any]) -> None:
         array = _handle(self)
         if self.complete:
-            self._require_chunks(array, start, stop)
+            self._require_chunks(start, stop)
         try:
             out[...] = np.asarray(array[start:stop]).reshape(out.shape)
         except Exception as error:  # a codec may fail with anything
             chunk, what = self._find_damage(array, start, stop, error)
             raise self._damage(chunk, f"cannot be decoded ({what})") from error
 
-    def _require_chunks(self, array: zarr.Array[Any], start: int, stop: int) -> None:
-        store, base = array.store_path.store, array.store_path.path
+    def _require_chunks(self, start: int, stop: int) -> None:
         for chunk, _, _ in self._pieces(start, stop):
-            key = self._key(chunk).removeprefix(f"{self.array}/") if self.array else self._key(chunk)
-            if not sync(store.exists(f"{base}/{key}" if base else key)):
+            if not paths.exists(self.chunk_file(chunk)):
                 raise self._damage(chunk, "is missing")
 
     def _find_damage(

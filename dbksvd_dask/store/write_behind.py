@@ -6,7 +6,7 @@ import os
 import threading
 from collections import deque
 
-from dbksvd_dask.store import atomic
+from dbksvd_dask.store._system import can_drop_pages, drop_pages, finish_writeback
 
 # bytes under way to the disk: enough to keep it busy while more are made; a small store stays in memory
 DEPTH_BYTES = 1 << 29
@@ -41,7 +41,7 @@ class WriteBehind:
         OSError
             When the earlier file could not be brought to the disk.
         """
-        if nbytes < MIN_BYTES or not hasattr(os, "posix_fadvise"):
+        if nbytes < MIN_BYTES or not can_drop_pages():
             return
         arrived = []
         with self._lock:
@@ -59,7 +59,7 @@ def settle(path: str) -> None:
     """Wait until a file is written and let its pages in memory go; what was not written stays."""
     fd = os.open(path, os.O_RDONLY)
     try:
-        atomic.finish_writeback(fd)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        finish_writeback(fd)
+        drop_pages(fd)
     finally:
         os.close(fd)

@@ -16,7 +16,8 @@ import zarr
 
 from dbksvd_dask.errors import InputError, JobError, StoreError
 from dbksvd_dask.store import atomic
-from dbksvd_dask.store.checksums import crc32c, file_crc, same_bytes
+from dbksvd_dask.store._system import same_bytes
+from dbksvd_dask.store.checksums import crc32c, file_crc
 from dbksvd_dask.store.chunk_file import ReadBackError, Rows, Stream, Watch, write_chunk_file
 from dbksvd_dask.store.dtypes import stored_dtype
 from dbksvd_dask.store.layout import (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import shutil
 from collections import namedtuple
 
@@ -95,27 +94,3 @@ def test_work_that_cannot_fit_is_not_begun(tmp_path, monkeypatch):
     atomic.require_space(tmp_path / "new" / "deep", 10**9)
     with pytest.raises(StoreError, match=r"needs 2.00 GB more and .* has 1.00 GB free; make room"):
         atomic.require_space(tmp_path / "new" / "deep", 2 * 10**9)
-
-
-def test_file_that_cannot_be_written_out_is_told(tmp_path):
-    with open(tmp_path / "a", "wb") as file:
-        file.write(b"x")
-        file.flush()
-        atomic.finish_writeback(file.fileno())
-        closed = file.fileno()
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        atomic.finish_writeback(closed)
-
-
-@pytest.mark.skipif(atomic._FALLOCATE is None, reason="only on Linux")
-def test_room_is_reserved_or_its_lack_told_at_once(tmp_path):
-    with open(tmp_path / "a", "wb") as file:
-        atomic.reserve(file.fileno(), 1 << 20)
-        status = os.fstat(file.fileno())
-        assert (status.st_size, status.st_blocks * 512) == (1 << 20, 1 << 20)
-        with pytest.raises(OSError, match=r"File too large|No space left"):
-            atomic.reserve(file.fileno(), 1 << 62)
-    read, write = os.pipe()
-    atomic.reserve(write, 100)  # a place that cannot reserve is no error
-    os.close(read)
-    os.close(write)

@@ -164,7 +164,7 @@ def test_chunk_that_does_not_read_back_does_not_count_as_written(damage, tmp_pat
         return n // 2 if damage == "short" else n
 
     with monkeypatch.context() as patch:
-        patch.setattr(chunk_file.os, "preadv", failing_disk)
+        patch.setattr(os, "preadv", failing_disk)
         with pytest.raises(
             JobError, match=r"chunk 1 of `activations` in .*s.partial does not read back as it was written"
         ):

@@ -1,0 +1,154 @@
+"""Calls of the operating system that not every system has, each with a portable way for where it is missing.
+
+| Function | Call | Where it is missing |
+|---|---|---|
+| `read_at` | `preadv` | `pread` and one copy more |
+| `same_bytes` | `memcmp` | `np.array_equal`, half as fast |
+| `reserve` | `fallocate` | nothing: room is found as the file grows |
+| `start_writeback` | `sync_file_range` | nothing: the kernel begins when it chooses |
+| `finish_writeback` | `sync_file_range` | `fsync`, which waits longer |
+| `drop_pages` | `posix_fadvise` | nothing: the kernel keeps the pages; see `can_drop_pages` |
+| `is_cached` | `preadv2` with `RWF_NOWAIT` | False: not known |
+| `map_file` | `MAP_POPULATE` | pages come one by one |
+
+Results never depend on which way is taken.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def _c_function(name: str, *arguments: Any) -> Any:
+    """Return a function of the C library; None where there is no such function."""
+    try:
+        function = getattr(ctypes.CDLL(None, use_errno=True), name)
+    except (AttributeError, OSError, TypeError):
+        return None
+    function.argtypes = arguments
+    return function
+
+
+_MEMCMP = _c_function("memcmp", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_FALLOCATE = _c_function("fallocate64", ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+_SYNC_FILE_RANGE = _c_function("sync_file_range", ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+_SYNC_FILE_RANGE_WRITE, _SYNC_FILE_RANGE_ALL = 2, 7  # from <fcntl.h>; all: wait before, write, wait after
+
+
+def read_at(fd: int, view: memoryview, offset: int) -> int:
+    """Read the bytes of an open file from `offset` on into `view`.
+
+    Returns
+    -------
+    int
+        Bytes read: all of `view`, or fewer when the file ends before.
+    """
+    done = 0
+    while done < len(view):  # one call reads at most 2 GB
+        n = _read_some(fd, view[done:], offset + done)
+        if n == 0:
+            break
+        done += n
+    return done
+
+
+def _read_some(fd: int, view: memoryview, offset: int) -> int:
+    if hasattr(os, "preadv"):
+        return os.preadv(fd, [view], offset)
+    content = os.pread(fd, len(view), offset)
+    view[: len(content)] = content
+    return len(content)
+
+
+def same_bytes(a: npt.NDArray[np.uint8], b: npt.NDArray[np.uint8]) -> bool:
+    """Tell whether two contiguous arrays of bytes are the same.
+
+    By the C library: `np.array_equal` takes twice as long, for it writes down where they differ.
+    """
+    if _MEMCMP is None:
+        return np.array_equal(a, b)
+    return len(a) == len(b) and _MEMCMP(a.ctypes.data, b.ctypes.data, len(a)) == 0
+
+
+def reserve(fd: int, nbytes: int) -> None:
+    """Reserve room on the disk for a new file.
+
+    The kernel then need not find room page by page: a fifth off the writing of a chunk. Not `os.posix_fallocate`,
+    which writes zeros where the filesystem cannot reserve.
+
+    Raises
+    ------
+    OSError
+        When there is no room.
+    """
+    if _FALLOCATE is not None and _FALLOCATE(fd, 0, 0, nbytes):
+        code = ctypes.get_errno()
+        if code in NO_ROOM:
+            raise OSError(code, os.strerror(code))
+
+
+def start_writeback(fd: int, offset: int = 0, nbytes: int = 0) -> None:
+    """Ask the kernel to begin writing a file to the disk, without waiting: forcing it later then takes less time.
+
+    Parameters
+    ----------
+    fd : int
+        The open file.
+    offset, nbytes : int
+        Which bytes; with `nbytes=0` all from `offset` on.
+    """
+    if _SYNC_FILE_RANGE is not None:
+        _SYNC_FILE_RANGE(fd, offset, nbytes, _SYNC_FILE_RANGE_WRITE)
+
+
+def finish_writeback(fd: int) -> None:
+    """Wait until the content of a file has been handed to the disk.
+
+    Unlike `fsync` it waits for no journal and no cache of the disk: not yet durable, but quick.
+
+    Raises
+    ------
+    OSError
+        When the content could not be written. The kernel may not report it again to a later `fsync`.
+    """
+    if _SYNC_FILE_RANGE is None:
+        os.fsync(fd)
+    elif _SYNC_FILE_RANGE(fd, 0, 0, _SYNC_FILE_RANGE_ALL):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def can_drop_pages() -> bool:
+    """Tell whether `drop_pages` has an effect on this system."""
+    return hasattr(os, "posix_fadvise")
+
+
+def drop_pages(fd: int) -> None:
+    """Let the file cache drop the pages of a file; those not yet written to the disk stay."""
+    if can_drop_pages():
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def is_cached(fd: int, buffer: bytearray, offset: int) -> bool:
+    """Tell whether `len(buffer)` bytes of a file from `offset` on lie in the file cache; False when not known."""
+    if not hasattr(os, "RWF_NOWAIT") or not hasattr(os, "preadv"):
+        return False
+    try:
+        return os.preadv(fd, [buffer], offset, os.RWF_NOWAIT) == len(buffer)
+    except OSError:  # not cached, or a filesystem that cannot tell
+        return False
+
+
+def map_file(fd: int) -> npt.NDArray[np.uint8]:
+    """Map a whole file for reading; the map lives as long as the array."""
+    populate = getattr(mmap, "MAP_POPULATE", 0)  # all pages at once, not one by one as they are met
+    return np.frombuffer(mmap.mmap(fd, 0, mmap.MAP_SHARED | populate, mmap.PROT_READ), np.uint8)
