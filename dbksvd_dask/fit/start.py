@@ -75,7 +75,8 @@ def unit_rows(atoms: Any, shape: tuple[int, int], dtype: Any) -> np.ndarray:
     if (norms == 0).any():
         row = int(np.flatnonzero(norms == 0)[0])
         raise InputError(f"init row {row} is zero; every atom needs a direction")
-    given = np.linalg.norm(atoms.astype(np.float64), axis=1, keepdims=True)
+    with np.errstate(over="ignore", under="ignore"):  # far from unit norm is far enough
+        given = np.linalg.norm(atoms.astype(np.float64), axis=1, keepdims=True)
     unit = np.abs(given - 1) <= 8 * np.finfo(atoms.dtype).eps
     return np.where(unit, atoms, near / norms).astype(dtype)
 
