@@ -164,7 +164,8 @@ def peak():
 # ---------------------------------------------------------------------------------------------- drivers
 
 DRIVER = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what is in its background deaf to it
 from pathlib import Path
 import dask
 from dbksvd_dask import events
