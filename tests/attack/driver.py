@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-# A case takes a tenth of a second; the first of a process also imports and may compile kernels.
-PATIENCE = 600.0
+# A case takes a tenth of a second; the first of a process also imports and may compile kernels. Waited for in short
+# turns: a machine that stands still for an hour takes one of them.
+PATIENCE, TURN = 600.0, 5.0
 
 
 @dataclass
@@ -59,7 +60,8 @@ class Worker:
         process.stdin.flush()
         with selectors.DefaultSelector() as selector:
             selector.register(process.stdout, selectors.EVENT_READ)
-            line = process.stdout.readline() if selector.select(PATIENCE) else ""
+            answered = any(selector.select(TURN) for _ in range(round(PATIENCE / TURN)))
+            line = process.stdout.readline() if answered else ""
         answer: dict[str, Any] = json.loads(line) if line else self._death(process)
         return {"seed": seed, "case": number, "kinds": self.kinds, **answer}
 

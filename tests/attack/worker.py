@@ -7,6 +7,7 @@ It reads "SEED CASE" from standard input and answers each with one line of JSON.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import logging
 import os
@@ -34,6 +35,8 @@ from tests.attack.mutations import mutate_target
 
 # A case that asks for more is a failure, and not the end of the machine.
 ADDRESS_SPACE = 12 << 30
+# Seconds, below the patience of the driver.
+STACKS_AFTER = 300.0
 
 
 class Attack:
@@ -156,6 +159,7 @@ def quiet() -> None:
 
 def main() -> None:
     """Answer cases until standard input ends."""
+    faulthandler.enable()  # a crash shows where it happened
     quiet()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -164,7 +168,9 @@ def main() -> None:
     answers.flush()
     for line in sys.stdin:
         seed, number = map(int, line.split())
+        faulthandler.dump_traceback_later(STACKS_AFTER)  # says where it hangs, before the driver gives up
         answers.write(json.dumps(attack.case(seed, number)) + "\n")
+        faulthandler.cancel_dump_traceback_later()
         answers.flush()
 
 
