@@ -124,6 +124,8 @@ class RowReader:
         targets = [out[end - (stop - start) : end] for (start, stop), end in zip(runs, ends, strict=True)]
         if self.raw and paths.is_remote(self.path):
             self._read_ranges([(*run, target) for run, target in zip(runs, targets, strict=True)])
+        elif not self.raw and len(runs) > 1:
+            self._read_by_chunk([(*run, target) for run, target in zip(runs, targets, strict=True)])
         else:
             for (start, stop), target in zip(runs, targets, strict=True):
                 self.read_stored(start, stop, target)
@@ -262,6 +264,19 @@ class RowReader:
         except Exception as error:  # a codec may fail with anything
             chunk, what = self._find_damage(array, start, stop, error)
             raise self._damage(chunk, f"cannot be decoded ({what})") from error
+
+    def _read_by_chunk(self, runs: Sequence[tuple[int, int, npt.NDArray[Any]]]) -> None:
+        """Read runs of rows, each (start, stop, where to), decoding every chunk once however many runs touch it."""
+        pieces: dict[int, list[tuple[int, int, npt.NDArray[Any]]]] = {}
+        for start, stop, out in runs:
+            for chunk, first, last in self._pieces(start, stop):
+                pieces.setdefault(chunk, []).append((first, last, out[first - start : last - start]))
+        for wanted in pieces.values():
+            begin, end = min(first for first, _, _ in wanted), max(last for _, last, _ in wanted)
+            rows = np.empty((end - begin, self.n_features), self.stored)
+            self._read_zarr(begin, end, rows)
+            for first, last, target in wanted:
+                target[...] = rows[first - begin : last - begin]
 
     def _require_chunks(self, start: int, stop: int) -> None:
         for chunk, _, _ in self._pieces(start, stop):

@@ -12,6 +12,7 @@ from zarr.codecs import BloscCodec, GzipCodec
 
 from dbksvd_dask.errors import InputError, StoreError
 from dbksvd_dask.store.activations import Aligned, fingerprint, open_activations, open_aligned, open_rows
+from dbksvd_dask.store.reader import RowReader
 from tests.helpers.import_patterns import pattern, values
 from tests.helpers.stores import make_store
 
@@ -50,6 +51,20 @@ def test_every_layout_reads_as_zarr_reads_it(layout, tmp_path):
         assert rows.flags.c_contiguous
         assert rows.dtype == np.float32
         np.testing.assert_array_equal(rows.view(np.uint32), np.asarray(through_zarr[start:stop]).view(np.uint32))
+
+
+RUNS = [(20, 22), (3, 4), (0, 2), (1, 12), (5, 5), (7, 9), (14, 16)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_runs_come_one_below_the_other_and_every_chunk_is_decoded_once(layout, tmp_path, monkeypatch):
+    reader, decoded = open_rows(make_array(tmp_path / "a", ROWS, **LAYOUTS[layout])), []
+    read = RowReader._read_zarr
+    monkeypatch.setattr(RowReader, "_read_zarr", lambda self, a, *rest: (decoded.append(a), read(self, a, *rest)))
+    np.testing.assert_array_equal(reader.read_runs(RUNS), np.concatenate([ROWS[a:b] for a, b in RUNS]))
+    chunks = [row // reader.chunk_rows for row in decoded]
+    assert len(chunks) == len(set(chunks))
+    assert bool(chunks) != reader.raw
 
 
 def test_only_plain_whole_row_chunks_are_read_directly(tmp_path):
