@@ -20,11 +20,10 @@ from dbksvd_dask.fit.resume import Run, report_checkpoint_on_exit
 from dbksvd_dask.fit.start import check_samples, check_scale, extrapolated, first_dictionary, fit_sizes
 from dbksvd_dask.graph import batch
 from dbksvd_dask.graph.run import dashboard, worker_threads
-from dbksvd_dask.graph.sources import Source, StoreSource
+from dbksvd_dask.graph.sources import Source
 from dbksvd_dask.plan import memory
 from dbksvd_dask.plan.encoder import training_groups, training_spec
 from dbksvd_dask.plan.params import FitParams
-from dbksvd_dask.store.atomic import require_outside
 
 
 class Trainer:
@@ -185,8 +184,7 @@ class Trainer:
                 raise InputError("resume=True needs the folder of a fit; give checkpoint=PATH")
             return self.run(self.start())
         for source in (self.source, self.held_out.source):
-            if isinstance(source, StoreSource):
-                require_outside(checkpoint, source.reader.path)
+            source.require_outside(checkpoint)
         run = Run(checkpoint, self.context, every)
         done = run.finished() if resume else None
         if done is not None:
