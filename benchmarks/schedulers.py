@@ -28,6 +28,7 @@ from dbksvd_dask.graph.load import load
 from dbksvd_dask.graph.sources import Source, as_source
 from dbksvd_dask.kernels import chunk, encode
 from dbksvd_dask.kernels.blas import one_blas_thread
+from dbksvd_dask.kernels.dead_atoms import Draw, rule_of
 from dbksvd_dask.plan import seeds, units
 from dbksvd_dask.plan.encoder import EncodeSpec
 from dbksvd_dask.plan.groups import plan_groups, plan_rounds
@@ -56,7 +57,7 @@ def plain_batch(
     gram = encode.assemble_gram(D.shape[0], each(lambda p: tile(D, *p), pairs))
 
     def first(span: tuple[int, int]) -> Any:
-        Y = load(source.take(rows[slice(*span)]), None, spec.dtype)  # type: ignore[attr-defined]
+        Y = load(source.take(rows[slice(*span)]), None, spec.dtype)
         state, counts = chunk.encode_chunk(Y, D, gram, spec.encode, rounds)
         return state, chunk.chunk_stats(Y, state, counts)
 
@@ -76,7 +77,8 @@ def plain_batch(
     members = list(rounds.atoms)
     worst = each(lambda s: chunk.worst_samples(s, D, members, new_atoms, counts), states)
     each(chunk.after_update, states, stats)
-    return chunk.merge_dictionary(D, members, new_atoms, counts, worst, None)
+    draw = Draw(spec.seed, 0, 0)
+    return chunk.merge_dictionary(D, members, new_atoms, counts, worst, rule_of("residual"), draw)
 
 
 def digest(D: np.ndarray) -> str:

@@ -20,6 +20,7 @@ from dbksvd_dask.graph.draw import Draw, grow
 from dbksvd_dask.graph.encode import EncodePlan, build_evaluation
 from dbksvd_dask.kernels.moments import Moments
 from dbksvd_dask.plan import growth
+from dbksvd_dask.plan.dead_atoms import DEAD_ATOM_RULES
 from dbksvd_dask.plan.encoder import AtomWeights, training_spec
 from dbksvd_dask.plan.params import FitParams
 
@@ -107,7 +108,7 @@ class Growing(Policy):
         # while it grows a dictionary settles within a few batches; moved on, it found fewer true features
         self.momentum = 0.0
         # dead atoms are drawn anew like those that it adds
-        self._draws_dead = self.dead_atoms == "residual"
+        self._draws_dead = DEAD_ATOM_RULES[self.dead_atoms].redrawn_by_growth
         self.dead_atoms = "keep" if self._draws_dead else self.dead_atoms
 
     def before(self, state: Dictionary, rows: np.ndarray) -> Dictionary:

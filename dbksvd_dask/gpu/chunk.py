@@ -14,7 +14,8 @@ import numpy as np
 from dbksvd_dask.gpu import device, encode, moments, update
 from dbksvd_dask.gpu.update import Entries
 from dbksvd_dask.kernels import chunk, lanczos
-from dbksvd_dask.kernels.chunk import Candidates, ChunkStats, RoundSums, arrays_in_units
+from dbksvd_dask.kernels.chunk import ChunkStats, RoundSums, arrays_in_units
+from dbksvd_dask.kernels.dead_atoms import Candidates, Draw, Rule
 from dbksvd_dask.kernels.lanczos import LanczosState, namespace
 from dbksvd_dask.kernels.moments import Moments, ResidualMoments, relative_error_sum
 from dbksvd_dask.kernels.scale import in_units, unit_of
@@ -243,10 +244,12 @@ def merge_dictionary(
     new: list[Any],
     counts: np.ndarray,
     candidates: list[Candidates],
-    fresh: np.ndarray | None,
+    rule: Rule,
+    draw: Draw,
 ) -> np.ndarray:
     """Return the updated dictionary on the host; see `kernels.chunk.merge_dictionary`."""
-    return chunk.merge_dictionary(D, members, [device.to_host(atoms) for atoms in new], counts, candidates, fresh)
+    here = [device.to_host(atoms) for atoms in new]
+    return chunk.merge_dictionary(D, members, here, counts, candidates, rule, draw)
 
 
 def to_device(array: np.ndarray) -> Any:

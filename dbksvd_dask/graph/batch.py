@@ -28,8 +28,9 @@ from dbksvd_dask.graph.run import chunk_homes, compute
 from dbksvd_dask.graph.sources import Source
 from dbksvd_dask.graph.tasks import Tasks
 from dbksvd_dask.kernels import chunk
+from dbksvd_dask.kernels.dead_atoms import Candidates, Draw, Rule, rule_of
 from dbksvd_dask.kernels.moments import Moments, merge_moments
-from dbksvd_dask.plan import seeds, units
+from dbksvd_dask.plan import units
 from dbksvd_dask.plan.device import CPU, Placement
 from dbksvd_dask.plan.encoder import AtomWeights, EncodeSpec
 from dbksvd_dask.plan.groups import Group, plan_rounds
@@ -211,12 +212,9 @@ def _update(
     return new_atoms, states
 
 
-def _fresh_atoms(spec: BatchSpec, group: Group, n_features: int, iteration: int) -> np.ndarray | None:
-    """Random unit rows for dead atoms, if that is the rule."""
-    if spec.dead_atoms != "random":
-        return None
-    size = group.stop - group.start
-    return seeds.random_atoms(size, n_features, spec.dtype, spec.seed, iteration, group.start)
+def _propose(rule: Rule, place: Placement, *chunk: Any) -> Candidates:
+    """Candidates of one chunk to take the place of dead atoms."""
+    return rule.propose(functions(place), *chunk)
 
 
 def _stage(
@@ -238,14 +236,14 @@ def _stage(
     counts = names.call(_counts_of, "counts", (g,), stats)
     new, states = _update(names, spec, g, own, near, rounds, states)
     members = list(rounds.atoms)
-    candidates: list[Any] = []
-    if spec.dead_atoms == "residual":
-        candidates = [
-            names.call(compute.worst_samples, "worst", (g, c), state, near[c], members, new, counts, chunk=c)
-            for c, state in enumerate(states)
-        ]
-    fresh = _fresh_atoms(spec, group, D.shape[1], iteration)
-    merged = names.call(compute.merge_dictionary, "dictionary", (g,), own, members, new, counts, candidates, fresh)
+    rule, update = rule_of(spec.dead_atoms), (members, new, counts)
+    candidates = [
+        names.call(_propose, "propose", (g, c), rule, spec.place, state, near[c], *update, chunk=c)
+        for c, state in enumerate(states)
+        if rule.proposes
+    ]
+    draw = Draw(spec.seed, iteration, group.start)
+    merged = names.call(compute.merge_dictionary, "dictionary", (g,), own, *update, candidates, rule, draw)
     return _Stage(merged, states, stats, counts)
 
 

@@ -21,7 +21,7 @@ from dbksvd_dask.graph.encode import EncodePlan
 from dbksvd_dask.graph.load import prepare
 from dbksvd_dask.graph.sources import Source
 from dbksvd_dask.graph.tasks import Tasks
-from dbksvd_dask.kernels import chunk
+from dbksvd_dask.kernels.dead_atoms import Candidates
 from dbksvd_dask.kernels.moments import row_norms
 from dbksvd_dask.kernels.scale import rows_near_one
 from dbksvd_dask.plan import seeds, units
@@ -47,9 +47,7 @@ def race_keys(norms: np.ndarray, uniform: np.ndarray) -> np.ndarray:
     return np.where(norms > 0, keys, -np.inf)
 
 
-def draw_residuals(
-    rows: Any, D: np.ndarray, gram: np.ndarray, how: EncodePlan, draw: Draw, c: int
-) -> chunk.Candidates:
+def draw_residuals(rows: Any, D: np.ndarray, gram: np.ndarray, how: EncodePlan, draw: Draw, c: int) -> Candidates:
     """Winners of one chunk: keys and residuals, at most n_new of them, best first."""
     compute, raw = functions(how.place), rows.load()
     with device.turn(how.place.pursuit):
@@ -59,12 +57,12 @@ def draw_residuals(
     keys = race_keys(row_norms(R), uniform)
     best = np.argsort(-keys, kind="stable")[: draw.n_new]
     best = best[np.isfinite(keys[best])]
-    return chunk.Candidates(keys[best], R[best])
+    return Candidates(keys[best], R[best])
 
 
-def _merge(parts: list[chunk.Candidates], n_new: int) -> np.ndarray:
+def _merge(parts: list[Candidates], n_new: int) -> np.ndarray:
     """Winners of all chunks: (at most n_new, d)."""
-    keys = np.concatenate([part.error for part in parts])
+    keys = np.concatenate([part.score for part in parts])
     rows = np.concatenate([part.rows for part in parts])
     return rows[np.argsort(-keys, kind="stable")[:n_new]]
 

@@ -16,9 +16,10 @@ import numpy as np
 from dbksvd_dask.kernels import encode, lanczos, update
 from dbksvd_dask.kernels._jit import kernel_input
 from dbksvd_dask.kernels.blas import one_blas_thread
+from dbksvd_dask.kernels.dead_atoms import Candidates, Draw, Rule
 from dbksvd_dask.kernels.lanczos import LanczosState
 from dbksvd_dask.kernels.moments import Moments, ResidualMoments, moments, residual_moments, row_norms
-from dbksvd_dask.kernels.scale import in_units, rows_near_one, unit_of
+from dbksvd_dask.kernels.scale import in_units, unit_of
 from dbksvd_dask.plan.encoder import AtomWeights, EncodeSpec
 
 
@@ -42,13 +43,6 @@ class ChunkStats(NamedTuple):
     y_norms: np.ndarray  # (n,) float64
     counts: np.ndarray  # (n_atoms of the group,) int64
     finished: float  # time.time() at the end
-
-
-class Candidates(NamedTuple):
-    """Worst-reconstructed samples of one chunk, worst first, to take the place of dead atoms."""
-
-    error: np.ndarray  # (c,) float64, residual norms
-    rows: np.ndarray  # (c, d) the samples
 
 
 class Rounds(NamedTuple):
@@ -302,28 +296,19 @@ def merge_dictionary(
     new: list[np.ndarray],
     counts: np.ndarray,
     candidates: list[Candidates],
-    fresh: np.ndarray | None,
+    rule: Rule,
+    draw: Draw,
 ) -> np.ndarray:
-    """Return the updated dictionary: the rounds' atoms, and replacements for atoms that no sample used.
-
-    Dead atoms in ascending order take the worst samples of the batch in descending order of error (of equal
-    errors the earlier sample), each sample once; where samples run out the atom stays.
+    """Return the updated dictionary: the rounds' atoms, and what a rule puts in the place of dead ones.
 
     Parameters
     ----------
-    candidates : per chunk, in chunk order; empty lists when atoms are kept
-    fresh : (n_atoms, d) random unit rows to take instead of samples, or None
+    counts : (n_atoms,) samples per atom
+    candidates : per chunk, in chunk order; see `kernels.dead_atoms`
     """
     out = place_atoms(D, members, new)
     dead = np.flatnonzero(counts == 0)
-    if dead.size and fresh is not None:
-        out[dead] = fresh[dead]
-    elif dead.size and candidates:
-        error = np.concatenate([c.error for c in candidates])
-        rows = np.concatenate([c.rows for c in candidates])
-        order = np.argsort(-error, kind="stable")
-        order = order[rows[order].any(axis=1)][: dead.size]
-        chosen = rows_near_one(rows[order])
-        norms = np.linalg.norm(chosen.astype(np.float64), axis=1)
-        out[dead[: order.size]] = (chosen / norms[:, None]).astype(out.dtype)
+    if dead.size:
+        chosen = rule.choose(candidates, out, dead, draw)
+        out[dead[: chosen.shape[0]]] = chosen
     return frozen(out)

@@ -1,5 +1,7 @@
 """One outer batch as a Dask graph: equal to its twin, pure, small, and the same bits however it ran."""
 
+import sys
+
 import dask
 import dask.array as da
 import numpy as np
@@ -9,6 +11,8 @@ from dbksvd_dask import DBKSVD
 from dbksvd_dask.fit.trainer import Trainer
 from dbksvd_dask.graph import batch
 from dbksvd_dask.graph.sources import as_source
+from dbksvd_dask.kernels.dead_atoms import Candidates, Rule
+from dbksvd_dask.plan.dead_atoms import DEAD_ATOM_RULES, DeadAtomRule
 from dbksvd_dask.plan.groups import plan_rounds
 from dbksvd_dask.plan.params import FitParams
 from tests.naive import kernels
@@ -143,6 +147,37 @@ def test_dead_atoms_follow_the_rule(rng, rule):
     assert model.history_["dead_atoms"].item() >= 1
     moved = not np.allclose(model.components_[7], init[7], atol=1e-6)
     assert moved == (rule != "keep")
+
+
+class Smallest(Rule):
+    """A rule of this test: the samples of the smallest norm take the place of dead atoms, in chunk order."""
+
+    proposes = True
+
+    def propose(self, compute, state, D, members, new, counts):
+        Y = compute.residual(state.R, state.atom, -state.coefficient, compute.place_atoms(D, members, new))
+        smallest = np.argsort(np.linalg.norm(Y, axis=1))[:1]
+        return Candidates(-np.linalg.norm(Y[smallest], axis=1), Y[smallest])
+
+    def choose(self, candidates, D, dead, draw):
+        return kernels.unit_rows(np.concatenate([c.rows for c in candidates])[: dead.size])
+
+
+def test_a_rule_for_dead_atoms_is_one_class_and_one_entry(rng, monkeypatch):
+    monkeypatch.setitem(sys.modules, "dbksvd_dask.kernels.smallest", sys.modules[__name__])
+    entry = DeadAtomRule("the smallest samples", "smallest:Smallest")
+    monkeypatch.setitem(DEAD_ATOM_RULES, "smallest", entry)
+    Y = samples(rng, 60, 16)
+    Y[[10, 50]] *= 1e-3
+    trainer = trainer_of(Y, chunk_size=30, k=1, n_rounds=1)
+    D = trainer.start().atoms.copy()
+    D[[5, 9]] = -D[[1, 2]]  # never chosen: atoms 1 and 2 win every tie by their index
+    spec = trainer.batch_spec()._replace(dead_atoms="smallest")
+    result = batch.run_batch(batch.build_batch(trainer.source, np.arange(60), D, None, spec, 0))
+    dead = np.flatnonzero(result.counts == 0)
+    assert {5, 9} <= set(dead)
+    np.testing.assert_allclose(result.dictionary[dead[:2]], kernels.unit_rows(Y[[10, 50]]), atol=1e-5)
+    np.testing.assert_array_equal(result.dictionary[dead[2:]], D[dead[2:]])
 
 
 @pytest.mark.slow
