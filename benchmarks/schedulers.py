@@ -28,7 +28,7 @@ from dbksvd_dask.graph.load import load
 from dbksvd_dask.graph.sources import Source, as_source
 from dbksvd_dask.kernels import chunk, encode
 from dbksvd_dask.kernels.blas import one_blas_thread
-from dbksvd_dask.kernels.dead_atoms import Draw, rule_of
+from dbksvd_dask.kernels.dead_atoms import SeedPath, rule_of
 from dbksvd_dask.plan import seeds, units
 from dbksvd_dask.plan.encoder import EncodeSpec
 from dbksvd_dask.plan.groups import plan_groups, plan_rounds
@@ -77,8 +77,8 @@ def plain_batch(
     members = list(rounds.atoms)
     worst = each(lambda s: chunk.worst_samples(s, D, members, new_atoms, counts), states)
     each(chunk.after_update, states, stats)
-    draw = Draw(spec.seed, 0, 0)
-    return chunk.merge_dictionary(D, members, new_atoms, counts, worst, rule_of("residual"), draw)
+    path = SeedPath(spec.seed, 0, 0)
+    return chunk.merge_dictionary(D, members, new_atoms, counts, worst, rule_of("residual"), path)
 
 
 def digest(D: np.ndarray) -> str:

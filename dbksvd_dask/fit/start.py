@@ -10,13 +10,14 @@ import numpy as np
 from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.graph import load
+from dbksvd_dask.graph.run import worker_threads
 from dbksvd_dask.kernels.moments import Moments
 from dbksvd_dask.kernels.scale import rows_near_one, smallest_norm
 from dbksvd_dask.plan import memory, seeds, stream
 
 if TYPE_CHECKING:
     from dbksvd_dask.fit.context import Context
-    from dbksvd_dask.fit.growing import Policy
+    from dbksvd_dask.fit.policy import Policy
 
 # The mean is taken over this many rows of the stream: exact for data up to that size, and one short pass, not
 # one over terabytes, beyond. Its error is then below 0.2 % of a standard deviation per feature.
@@ -26,19 +27,6 @@ MEAN_ROWS = 262_144
 def working_dtype(dtype: Any) -> np.dtype:
     """Return the precision of a fit: float64 for float64 samples, float32 for everything else."""
     return np.dtype(np.float64 if np.dtype(dtype) == np.float64 else np.float32)
-
-
-def extrapolated(D: np.ndarray, previous: np.ndarray | None, momentum: float) -> np.ndarray:
-    """Move a dictionary further along its last change, rows of unit norm: (n_atoms, n_features).
-
-    Atoms drift in the same direction for many iterations; encoding a batch with where they are heading saves
-    about a third of the iterations.
-    """
-    if previous is None or momentum == 0:
-        return D
-    ahead = D + D.dtype.type(momentum) * (D - previous)
-    norms = np.linalg.norm(ahead, axis=1, keepdims=True)
-    return np.where(norms > 0, ahead / np.where(norms > 0, norms, 1), D).astype(D.dtype)
 
 
 def unit_rows(atoms: Any, shape: tuple[int, int], dtype: Any) -> np.ndarray:
@@ -95,8 +83,25 @@ def check_scale(batch: Moments, dtype: np.dtype) -> None:
         )
 
 
-def fit_sizes(context: Context, n_validation: int) -> memory.FitSizes:
-    """Return the sizes on which the memory of a fit depends."""
+def plan_memory(context: Context, n_validation: int, limit: int | None) -> memory.MemoryPlan:
+    """Return the peak memory per worker process on the current scheduler; refuse a plan above the limit.
+
+    An array in memory is not counted: it exists already.
+
+    Parameters
+    ----------
+    n_validation : held-out rows
+    limit : bytes per worker process, or None
+    """
+    sizes = _fit_sizes(context, n_validation)
+    processes = memory.uneven_workers(list(worker_threads().values()))
+    if limit is None:
+        return memory.plan_fit(sizes, *processes)
+    return memory.check_limit(sizes, limit, *processes)
+
+
+def _fit_sizes(context: Context, n_validation: int) -> memory.FitSizes:
+    """Sizes on which the memory of a fit depends."""
     source, p = context.source, context.params
     return memory.FitSizes(
         n_features=source.n_features,

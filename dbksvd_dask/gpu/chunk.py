@@ -15,7 +15,7 @@ from dbksvd_dask.gpu import device, encode, moments, update
 from dbksvd_dask.gpu.update import Entries
 from dbksvd_dask.kernels import chunk, lanczos
 from dbksvd_dask.kernels.chunk import ChunkStats, RoundSums, arrays_in_units
-from dbksvd_dask.kernels.dead_atoms import Candidates, Draw, Rule
+from dbksvd_dask.kernels.dead_atoms import Candidates, Rule, SeedPath
 from dbksvd_dask.kernels.lanczos import LanczosState, namespace
 from dbksvd_dask.kernels.moments import Moments, ResidualMoments, relative_error_sum
 from dbksvd_dask.kernels.scale import in_units, unit_of
@@ -245,11 +245,11 @@ def merge_dictionary(
     counts: np.ndarray,
     candidates: list[Candidates],
     rule: Rule,
-    draw: Draw,
+    path: SeedPath,
 ) -> np.ndarray:
     """Return the updated dictionary on the host; see `kernels.chunk.merge_dictionary`."""
     here = [device.to_host(atoms) for atoms in new]
-    return chunk.merge_dictionary(D, members, here, counts, candidates, rule, draw)
+    return chunk.merge_dictionary(D, members, here, counts, candidates, rule, path)
 
 
 def to_device(array: np.ndarray) -> Any:

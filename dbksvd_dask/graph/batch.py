@@ -28,7 +28,7 @@ from dbksvd_dask.graph.run import chunk_homes, compute
 from dbksvd_dask.graph.sources import Source
 from dbksvd_dask.graph.tasks import Tasks
 from dbksvd_dask.kernels import chunk
-from dbksvd_dask.kernels.dead_atoms import Candidates, Draw, Rule, rule_of
+from dbksvd_dask.kernels.dead_atoms import Candidates, Rule, SeedPath, rule_of
 from dbksvd_dask.kernels.moments import Moments, merge_moments
 from dbksvd_dask.plan import units
 from dbksvd_dask.plan.device import CPU, Placement
@@ -242,8 +242,8 @@ def _stage(
         for c, state in enumerate(states)
         if rule.proposes
     ]
-    draw = Draw(spec.seed, iteration, group.start)
-    merged = names.call(compute.merge_dictionary, "dictionary", (g,), own, *update, candidates, rule, draw)
+    path = SeedPath(spec.seed, iteration, group.start)
+    merged = names.call(compute.merge_dictionary, "dictionary", (g,), own, *update, candidates, rule, path)
     return _Stage(merged, states, stats, counts)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from dbksvd_dask.kernels import encode, lanczos, update
 from dbksvd_dask.kernels._jit import kernel_input
 from dbksvd_dask.kernels.blas import one_blas_thread
-from dbksvd_dask.kernels.dead_atoms import Candidates, Draw, Rule
+from dbksvd_dask.kernels.dead_atoms import Candidates, Rule, SeedPath
 from dbksvd_dask.kernels.lanczos import LanczosState
 from dbksvd_dask.kernels.moments import Moments, ResidualMoments, moments, residual_moments, row_norms
 from dbksvd_dask.kernels.scale import in_units, unit_of
@@ -297,7 +297,7 @@ def merge_dictionary(
     counts: np.ndarray,
     candidates: list[Candidates],
     rule: Rule,
-    draw: Draw,
+    path: SeedPath,
 ) -> np.ndarray:
     """Return the updated dictionary: the rounds' atoms, and what a rule puts in the place of dead ones.
 
@@ -309,6 +309,6 @@ def merge_dictionary(
     out = place_atoms(D, members, new)
     dead = np.flatnonzero(counts == 0)
     if dead.size:
-        chosen = rule.choose(candidates, out, dead, draw)
+        chosen = rule.choose(candidates, out, dead, path)
         out[dead[: chosen.shape[0]]] = chosen
     return frozen(out)

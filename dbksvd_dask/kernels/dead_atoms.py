@@ -25,7 +25,7 @@ class Candidates(NamedTuple):
     rows: np.ndarray  # (c, d)
 
 
-class Draw(NamedTuple):
+class SeedPath(NamedTuple):
     """Where the random numbers of one group of atoms in one batch come from, see `plan.seeds`."""
 
     seed: int
@@ -58,7 +58,7 @@ class Rule(ABC):
         return Candidates(np.empty(0), np.empty((0, D.shape[1])))
 
     @abstractmethod
-    def choose(self, candidates: list[Candidates], D: np.ndarray, dead: np.ndarray, draw: Draw) -> np.ndarray:
+    def choose(self, candidates: list[Candidates], D: np.ndarray, dead: np.ndarray, path: SeedPath) -> np.ndarray:
         """Return unit rows for the first of the dead atoms: (at most n_dead, d). Those without a row stay.
 
         Parameters
@@ -81,7 +81,7 @@ class WorstSamples(Rule):
         worst: Candidates = compute.worst_samples(state, D, members, new, counts)
         return worst
 
-    def choose(self, candidates: list[Candidates], D: np.ndarray, dead: np.ndarray, draw: Draw) -> np.ndarray:
+    def choose(self, candidates: list[Candidates], D: np.ndarray, dead: np.ndarray, path: SeedPath) -> np.ndarray:
         """Return the worst of all, in descending order of error; of equal errors the earlier sample first."""
         error = np.concatenate([c.score for c in candidates])
         rows = np.concatenate([c.rows for c in candidates])
@@ -95,16 +95,16 @@ class WorstSamples(Rule):
 class RandomAtoms(Rule):
     """Random directions, which depend on the atom only and not on which others are dead."""
 
-    def choose(self, candidates: list[Candidates], D: np.ndarray, dead: np.ndarray, draw: Draw) -> np.ndarray:
+    def choose(self, candidates: list[Candidates], D: np.ndarray, dead: np.ndarray, path: SeedPath) -> np.ndarray:
         """Return one random unit row per dead atom."""
         n_atoms, n_features = D.shape
-        return seeds.random_atoms(n_atoms, n_features, D.dtype, *draw)[dead]
+        return seeds.random_atoms(n_atoms, n_features, D.dtype, *path)[dead]
 
 
 class Keep(Rule):
     """Dead atoms stay as they are."""
 
-    def choose(self, candidates: list[Candidates], D: np.ndarray, dead: np.ndarray, draw: Draw) -> np.ndarray:
+    def choose(self, candidates: list[Candidates], D: np.ndarray, dead: np.ndarray, path: SeedPath) -> np.ndarray:
         """Return no rows."""
         return D[:0]
 

@@ -23,6 +23,13 @@ def trainer_of(Y, **params):
     return Trainer(as_source(Y, checked.chunk_size), checked)
 
 
+def first_graph(trainer):
+    """Graph of the first batch of a fit."""
+    state = trainer.start()
+    spec = trainer.policy.batch_spec(state)
+    return batch.build_batch(trainer.source, trainer.stream.batch(0), state.atoms, None, spec, 0)
+
+
 def samples(rng, n=300, d=24, dtype=np.float32):
     return rng.standard_normal((n, d)).astype(dtype)
 
@@ -35,7 +42,7 @@ def test_batch_equals_twin(rng, groups, nonneg):
     state = trainer.start()
     rows = trainer.stream.batch(0)
     result = trainer.step(state)
-    spec = trainer.batch_spec()
+    spec = trainer.policy.batch_spec(state)
     rounds = [[list(m) for m in plan_rounds(g, 0, 0)] for g in spec.groups]
     expected, R, gap = kernels.outer_batch(
         Y[rows], state.atoms, [(g.start, g.stop, g.k) for g in spec.groups], rounds, steps=2, nonneg=nonneg
@@ -86,8 +93,7 @@ def test_tasks_are_pure(rng):
     """Every task sees its inputs again afterwards, unchanged."""
     Y = samples(rng)
     trainer = trainer_of(Y, chunk_size=64)
-    state = trainer.start()
-    graph = batch.build_batch(trainer.source, trainer.stream.batch(0), state.atoms, None, trainer.batch_spec(), 0)
+    graph = first_graph(trainer)
     seen = {}
 
     def fingerprint(value):
@@ -107,9 +113,7 @@ def test_tasks_are_pure(rng):
 def test_graph_is_small_and_readable(rng):
     Y = samples(rng, 800, 16)
     trainer = trainer_of(Y, chunk_size=100, batch_size=800)
-    graph = batch.build_batch(
-        trainer.source, trainer.stream.batch(0), trainer.start().atoms, None, trainer.batch_spec(), 0
-    )
+    graph = first_graph(trainer)
     assert batch.count_tasks(graph) < 400  # 8 chunks, 8 rounds
     prefixes = {dask.utils.key_split(key) for key in graph.__dask_graph__()}
     assert {"encode", "refresh", "round", "lanczos-product", "gram"} <= prefixes
@@ -159,7 +163,7 @@ class Smallest(Rule):
         smallest = np.argsort(np.linalg.norm(Y, axis=1))[:1]
         return Candidates(-np.linalg.norm(Y[smallest], axis=1), Y[smallest])
 
-    def choose(self, candidates, D, dead, draw):
+    def choose(self, candidates, D, dead, path):
         return kernels.unit_rows(np.concatenate([c.rows for c in candidates])[: dead.size])
 
 
@@ -170,9 +174,10 @@ def test_a_rule_for_dead_atoms_is_one_class_and_one_entry(rng, monkeypatch):
     Y = samples(rng, 60, 16)
     Y[[10, 50]] *= 1e-3
     trainer = trainer_of(Y, chunk_size=30, k=1, n_rounds=1)
-    D = trainer.start().atoms.copy()
+    state = trainer.start()
+    D = state.atoms.copy()
     D[[5, 9]] = -D[[1, 2]]  # never chosen: atoms 1 and 2 win every tie by their index
-    spec = trainer.batch_spec()._replace(dead_atoms="smallest")
+    spec = trainer.policy.batch_spec(state)._replace(dead_atoms="smallest")
     result = batch.run_batch(batch.build_batch(trainer.source, np.arange(60), D, None, spec, 0))
     dead = np.flatnonzero(result.counts == 0)
     assert {5, 9} <= set(dead)

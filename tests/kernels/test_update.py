@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from dbksvd_dask.kernels import chunk, lanczos, update
-from dbksvd_dask.kernels.dead_atoms import Draw, rule_of
+from dbksvd_dask.kernels.dead_atoms import SeedPath, rule_of
 from dbksvd_dask.kernels.encode import gram_matrix
 from dbksvd_dask.plan.encoder import EncodeSpec
 from tests.naive import kernels
 
-NO_DRAW = Draw(0, 0, 0)
+PATH = SeedPath(0, 0, 0)
 ALIVE_1, ALIVE_2 = [1, 1, 1, 0, 1, 1], [0, 1, 0, 0, 1, 1]  # samples per atom
 
 
@@ -183,7 +183,7 @@ def test_dead_atoms_take_the_worst_samples_each_once(rng, make_dictionary):
         for part in (slice(0, 5), slice(5, 12))
     ]
     candidates = [chunk.worst_samples(h, D, members, atoms, counts) for h in halves]
-    merged = chunk.merge_dictionary(D, members, atoms, counts, candidates, rule_of("residual"), NO_DRAW)
+    merged = chunk.merge_dictionary(D, members, atoms, counts, candidates, rule_of("residual"), PATH)
     X = kernels.dense(state.atom, state.coefficient, 40)
     expected = kernels.replace_dead(new.astype(np.float64), X, state.R.astype(np.float64), counts)
     assert (counts == 0).sum() > 12, "more dead atoms than samples: some must stay"
@@ -193,7 +193,7 @@ def test_dead_atoms_take_the_worst_samples_each_once(rng, make_dictionary):
 def test_dead_atoms_can_be_kept_or_drawn_anew(rng, make_dictionary):
     D = make_dictionary(6, 4)
     counts = np.array([1, 0, 2, 0, 1, 1])
-    kept, drawn = (chunk.merge_dictionary(D, [], [], counts, [], rule_of(n), NO_DRAW) for n in ("keep", "random"))
+    kept, drawn = (chunk.merge_dictionary(D, [], [], counts, [], rule_of(n), PATH) for n in ("keep", "random"))
     np.testing.assert_array_equal(kept, D)
     np.testing.assert_array_equal(drawn[[0, 2, 4, 5]], D[[0, 2, 4, 5]])
     assert (np.abs(drawn[[1, 3]] - D[[1, 3]]).max(axis=1) > 0.1).all()
@@ -202,9 +202,9 @@ def test_dead_atoms_can_be_kept_or_drawn_anew(rng, make_dictionary):
 
 def test_a_random_atom_depends_on_where_it_is_and_not_on_which_others_are_dead(make_dictionary):
     D, rule = make_dictionary(6, 4), rule_of("random")
-    one, two = (chunk.merge_dictionary(D, [], [], np.array(c), [], rule, NO_DRAW) for c in (ALIVE_1, ALIVE_2))
+    one, two = (chunk.merge_dictionary(D, [], [], np.array(c), [], rule, PATH) for c in (ALIVE_1, ALIVE_2))
     np.testing.assert_array_equal(one[3], two[3])
-    later = chunk.merge_dictionary(D, [], [], np.array(ALIVE_1), [], rule, NO_DRAW._replace(iteration=1))
+    later = chunk.merge_dictionary(D, [], [], np.array(ALIVE_1), [], rule, PATH._replace(iteration=1))
     assert (one[3] != later[3]).any()
 
 

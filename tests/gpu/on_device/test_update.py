@@ -181,7 +181,7 @@ def test_worst_samples_equal_cpu(space, case, data):
     error, rows = gpu.worst_samples(
         c.state, c.D_device, members, [space.asarray(new[m]) for m in members], c.counts
     )
-    np.testing.assert_allclose(error, expected.error, rtol=1e-6)
+    np.testing.assert_allclose(error, expected.score, rtol=1e-6)
     np.testing.assert_allclose(rows, expected.rows, atol=1e-5)
 
 
