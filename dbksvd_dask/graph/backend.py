@@ -13,7 +13,7 @@ import dask
 from dask.system import CPU_COUNT
 
 from dbksvd_dask.errors import DeviceError
-from dbksvd_dask.gpu import device as gpu
+from dbksvd_dask.gpu import device as gpu_device
 from dbksvd_dask.graph.run import current_client
 from dbksvd_dask.kernels import chunk
 from dbksvd_dask.plan.device import CPU, DevicePlan, Placement, Sizes, plan_device
@@ -32,8 +32,8 @@ class Worker(NamedTuple):
 
 def probe_device() -> tuple[str, int]:
     """Return what keeps this process from using a GPU, and the bytes of its device."""
-    missing = gpu.missing()
-    return missing, 0 if missing else gpu.budget()
+    missing = gpu_device.missing()
+    return missing, 0 if missing else gpu_device.budget()
 
 
 def workers() -> list[Worker]:

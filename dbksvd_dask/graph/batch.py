@@ -22,6 +22,7 @@ from dask.delayed import Delayed
 
 from dbksvd_dask.gpu import device
 from dbksvd_dask.graph import readahead
+from dbksvd_dask.graph._compat import keys_of
 from dbksvd_dask.graph.backend import functions
 from dbksvd_dask.graph.load import dictionaries_of, grams_of, prepare
 from dbksvd_dask.graph.run import chunk_homes, compute
@@ -347,4 +348,4 @@ def run_batch(graph: Delayed, on_round: Callable[[], None] | None = None) -> Bat
 
 def count_tasks(graph: Delayed) -> int:
     """Tasks of a graph."""
-    return sum(1 for _ in graph.__dask_graph__())
+    return len(keys_of(graph))

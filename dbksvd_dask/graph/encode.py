@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import dask
 import dask.array as da
 import numpy as np
-from dask._task_spec import Task
 from dask.delayed import Delayed
 
 from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.gpu import device
 from dbksvd_dask.graph import backend
+from dbksvd_dask.graph._compat import Task
 from dbksvd_dask.graph.backend import functions
 from dbksvd_dask.graph.load import dictionaries_of, dictionary_and_gram, grams_of, prepare
 from dbksvd_dask.graph.run import chunk_homes
