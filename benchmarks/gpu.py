@@ -20,7 +20,6 @@ import numpy as np
 from benchmarks.gpu_arithmetic import PAPER, PAPER_SECONDS, stages, table
 from dbksvd_dask.errors import DeviceError
 from dbksvd_dask.gpu import device
-from dbksvd_dask.graph import backend
 from dbksvd_dask.kernels import chunk, lanczos
 from dbksvd_dask.model import DBKSVD
 from dbksvd_dask.plan.device import Sizes
@@ -83,7 +82,7 @@ def measure_chunk(sizes: Sizes, repeats: int) -> dict[str, float]:
     clock.time("encode, pursuit on the host", gpu.encode_rows, Y, D, device.to_host(gram), spec)
     for r, members in enumerate(rounds.atoms):
         state = _measure_round(clock, state, r, D, members)
-    clock.time("metrics", backend.chunk_stats, Y, state, counts)
+    clock.time("metrics", gpu.chunk_stats, Y, state, counts)
     return clock.seconds
 
 

@@ -35,7 +35,12 @@ def one_iteration(trainer: Trainer, state: Dictionary) -> tuple[float, batch.Bat
     """Seconds of one outer batch: graph, encoding, update, metrics."""
     began = time.perf_counter()
     graph = batch.build_batch(
-        trainer.source, trainer.stream.batch(state.iteration), state.atoms, None, trainer.batch_spec(), 0
+        trainer.source,
+        trainer.stream.batch(state.iteration),
+        state.atoms,
+        None,
+        trainer.policy.batch_spec(state),
+        0,
     )
     result = batch.run_batch(graph)
     return time.perf_counter() - began, result

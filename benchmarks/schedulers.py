@@ -23,11 +23,12 @@ import numpy as np
 
 from benchmarks._stores import write_store
 from dbksvd_dask import cluster
-from dbksvd_dask.graph import backend, batch
+from dbksvd_dask.graph import batch
 from dbksvd_dask.graph.load import load
 from dbksvd_dask.graph.sources import Source, as_source
 from dbksvd_dask.kernels import chunk, encode
 from dbksvd_dask.kernels.blas import one_blas_thread
+from dbksvd_dask.kernels.dead_atoms import SeedPath, rule_of
 from dbksvd_dask.plan import seeds, units
 from dbksvd_dask.plan.encoder import EncodeSpec
 from dbksvd_dask.plan.groups import plan_groups, plan_rounds
@@ -36,7 +37,7 @@ from dbksvd_dask.plan.groups import plan_groups, plan_rounds
 def add_tree(parts: list[Any]) -> list[Any]:
     """Add parts in the order of a batch's graph, all but the last level."""
     for spans in units.tree_levels(len(parts), batch.FAN_IN)[:-1]:
-        parts = [backend.add_sums(parts[a:b]) for a, b in spans]
+        parts = [chunk.add_sums(parts[a:b]) for a, b in spans]
     return parts
 
 
@@ -56,27 +57,28 @@ def plain_batch(
     gram = encode.assemble_gram(D.shape[0], each(lambda p: tile(D, *p), pairs))
 
     def first(span: tuple[int, int]) -> Any:
-        Y = load(source.take(rows[slice(*span)]), None, spec.dtype)  # type: ignore[attr-defined]
-        state, counts = backend.encode_chunk(Y, D, gram, spec.encode, rounds)
-        return state, backend.chunk_stats(Y, state, counts)
+        Y = load(source.take(rows[slice(*span)]), None, spec.dtype)
+        state, counts = chunk.encode_chunk(Y, D, gram, spec.encode, rounds)
+        return state, chunk.chunk_stats(Y, state, counts)
 
     encoded = each(first, units.split_rows(rows.size, spec.chunk_size))
     states, stats = [s for s, _ in encoded], [s for _, s in encoded]
     counts = chunk.add_counts([s.counts for s in stats])
     new_atoms = []
     for r, members in enumerate(rounds.atoms):
-        parts = add_tree(each(lambda s: backend.first_product(s, r, members.size), states))  # noqa: B023
-        lz = backend.begin_round(parts, D, members)
+        parts = add_tree(each(lambda s: chunk.first_product(s, r, members.size), states))  # noqa: B023
+        lz = chunk.begin_round(parts, D, members)
         for _ in range(1, spec.lanczos_steps):
-            parts = add_tree(each(lambda s: backend.next_product(s, r, lz), states))  # noqa: B023
-            lz = backend.advance_round(parts, lz, D, members)
-        new = backend.finish_round(lz, D, members)
-        states = each(lambda s: backend.refresh_chunk(s, r, D, members, new, False), states)  # noqa: B023
+            parts = add_tree(each(lambda s: chunk.next_product(s, r, lz), states))  # noqa: B023
+            lz = chunk.advance_round(parts, lz, D, members)
+        new = chunk.finish_round(lz, D, members)
+        states = each(lambda s: chunk.refresh_chunk(s, r, D, members, new, False), states)  # noqa: B023
         new_atoms.append(new)
     members = list(rounds.atoms)
-    worst = each(lambda s: backend.worst_samples(s, D, members, new_atoms, counts), states)
-    each(backend.after_update, states, stats)
-    return backend.merge_dictionary(D, members, new_atoms, counts, worst, None)
+    worst = each(lambda s: chunk.worst_samples(s, D, members, new_atoms, counts), states)
+    each(chunk.after_update, states, stats)
+    path = SeedPath(spec.seed, 0, 0)
+    return chunk.merge_dictionary(D, members, new_atoms, counts, worst, rule_of("residual"), path)
 
 
 def digest(D: np.ndarray) -> str:

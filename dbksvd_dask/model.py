@@ -39,7 +39,7 @@ from dbksvd_dask.graph.encode import (
     place_encoding,
     plan_encoding,
 )
-from dbksvd_dask.graph.sources import ArraySource, Source, as_source
+from dbksvd_dask.graph.sources import Source, as_source
 from dbksvd_dask.plan import units
 from dbksvd_dask.plan.encoder import DECISIVE
 from dbksvd_dask.plan.memory import MemoryPlan
@@ -551,7 +551,7 @@ def _placed_plan(
 
 def _encode_source(source: Source, D: np.ndarray, how: EncodePlan) -> xr.Dataset:
     attributes = {"n_atoms": int(D.shape[0]), "k": how.spec.k, "encoder": how.spec.encoder}
-    if isinstance(source, ArraySource):
+    if source.in_memory:
         size = units.part_rows(source.n_samples, source.chunk_size)
         atom, coefficient = encode_now(source, D, how, size)
         return make_codes(atom, coefficient, attributes)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 from dask.delayed import Delayed
 
 from dbksvd_dask import events
 from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.fit.start import working_dtype
 from dbksvd_dask.graph import backend
+from dbksvd_dask.graph.batch import Upcoming
 from dbksvd_dask.graph.encode import EncodePlan, plan_encoding
 from dbksvd_dask.graph.run import attempt, compute
 from dbksvd_dask.graph.sources import Source
@@ -46,6 +49,7 @@ class Context:
     ) -> None:
         self.source, self.params, self.callbacks = source, params, tuple(callbacks)
         self.dtype = working_dtype(source.dtype)
+        self._fit = uuid.uuid4().hex  # tells fits in one process apart
         first = params.first_rows
         self.stream = stream.plan_stream(source.n_samples, params.batch_size, n_held, params.seed, first)
         if 0 < self.stream.n_validation < n_held:
@@ -58,6 +62,11 @@ class Context:
         shape = (self.source.n_features, p.n_atoms, p.slots)
         sizes = Sizes(n_rows, p.chunk_size, *shape, p.n_rounds, p.lanczos_steps, itemsize=self.dtype.itemsize)
         self.place = backend.place(p.device, sizes, p.encoder)
+
+    def upcoming(self, iteration: int) -> Upcoming:
+        """Return what the batch after this one reads; no rows after the last."""
+        last = iteration + 1 >= self.params.n_iter
+        return Upcoming(self._fit, np.empty(0, np.int64) if last else self.stream.batch(iteration + 1))
 
     def encode_plan(self, state: Dictionary) -> EncodePlan:
         """Return how the dictionary as it is now encodes samples."""

@@ -1,8 +1,4 @@
-"""What happens between two batches: in an ordinary fit a threshold is learned; a growing dictionary grows.
-
-A fit has one policy, which it asks `before` a batch and `after` it. `Policy` is that of an ordinary fit, `Growing`
-that of a fit with `growth`; the loop in `fit.trainer` knows no difference.
-"""
+"""The policy of a growing dictionary: new atoms before a batch, a threshold and an order of atoms after it."""
 
 from __future__ import annotations
 
@@ -15,13 +11,14 @@ import numpy as np
 from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.fit.context import Context
 from dbksvd_dask.fit.history import record_of
+from dbksvd_dask.fit.policy import Policy
 from dbksvd_dask.graph import batch
 from dbksvd_dask.graph.draw import Draw, grow
 from dbksvd_dask.graph.encode import EncodePlan, build_evaluation
 from dbksvd_dask.kernels.moments import Moments
 from dbksvd_dask.plan import growth
+from dbksvd_dask.plan.dead_atoms import DEAD_ATOM_RULES
 from dbksvd_dask.plan.encoder import AtomWeights, training_spec
-from dbksvd_dask.plan.params import FitParams
 
 # Name in the history: nonzeros that one pursuit over all atoms gives a sample at the threshold of the training.
 PLAIN_NONZEROS = "plain_nonzeros"
@@ -31,65 +28,6 @@ PREFERRED_BELOW = 0.9
 # Rows on which the nonzeros of a growing dictionary are counted, and steps in which the threshold with which it
 # encodes is brought to k of them.
 COUNTED_ROWS, THRESHOLD_STEPS = 2048, 4
-
-
-# ---------------------------------------------------------------------------------------------- policies
-
-
-class Policy:
-    """What an ordinary fit does between two batches.
-
-    Attributes
-    ----------
-    first_n_atoms : atoms of the first dictionary
-    learns_mean : whether the mean starts at zero and follows from the batches
-    momentum : share of its last change by which an atom is moved before the next batch is encoded
-    dead_atoms : what a batch does about atoms that no sample used
-    """
-
-    learns_mean = False
-
-    def __init__(self, context: Context) -> None:
-        self.context, params = context, context.params
-        self.first_n_atoms, self.momentum, self.dead_atoms = params.n_atoms, params.momentum, params.dead_atoms
-
-    def before(self, state: Dictionary, rows: np.ndarray) -> Dictionary:
-        """Return the state with which the next batch starts.
-
-        Parameters
-        ----------
-        rows : (n,) int64, rows of that batch
-        """
-        return state
-
-    def preferences(self, state: Dictionary) -> AtomWeights | None:
-        """Return in what atoms differ when the next batch is encoded; None for all alike."""
-        return None
-
-    def after(self, state: Dictionary, result: batch.BatchResult) -> tuple[Dictionary, dict[str, float]]:
-        """Return the state after a batch, without its history, and the batch's record.
-
-        Parameters
-        ----------
-        state : with which the batch started
-        """
-        learned = next_training_threshold(self.context.params, state.training_threshold, result)
-        return self._successor(state, result, state.mean).with_thresholds(learned, learned), record_of(result)
-
-    def _successor(self, state: Dictionary, result: batch.BatchResult, mean: np.ndarray | None) -> Dictionary:
-        """State with the atoms that a batch gave."""
-        # an atom that was replaced has no direction of travel yet
-        previous = np.where((result.counts == 0)[:, None], result.dictionary, state.atoms)
-        return Dictionary(
-            result.dictionary,
-            mean,
-            self.context.params.to_json(),
-            self.context.source.identity,
-            state.iteration + 1,
-            counts=result.counts,
-            previous=previous,
-            extra=state.extra,
-        )
 
 
 class Growing(Policy):
@@ -107,7 +45,7 @@ class Growing(Policy):
         # while it grows a dictionary settles within a few batches; moved on, it found fewer true features
         self.momentum = 0.0
         # dead atoms are drawn anew like those that it adds
-        self._draws_dead = self.dead_atoms == "residual"
+        self._draws_dead = DEAD_ATOM_RULES[self.dead_atoms].redrawn_by_growth
         self.dead_atoms = "keep" if self._draws_dead else self.dead_atoms
 
     def before(self, state: Dictionary, rows: np.ndarray) -> Dictionary:
@@ -190,15 +128,6 @@ def policy_of(context: Context) -> Policy:
 # ---------------------------------------------------------------------------------------------- what is learned
 
 
-def typical_coefficient(moments: Moments, n_nonzeros: int) -> float:
-    """Return the root mean square of the coefficients of a batch.
-
-    Each step of a pursuit takes the square of its coefficient off |r|^2.
-    """
-    explained = float(moments.y_square_sum.sum() - moments.r_square_sum.sum())
-    return math.sqrt(max(explained, 0.0) / n_nonzeros) if n_nonzeros else 0.0
-
-
 def noise_coefficient(moments: Moments, n_atoms: int) -> float:
     """Return the largest coefficient that chance would give.
 
@@ -208,20 +137,6 @@ def noise_coefficient(moments: Moments, n_atoms: int) -> float:
     """
     per_feature = float(moments.r_square_sum.mean()) / max(moments.n_samples, 1)
     return math.sqrt(2.0 * math.log(max(n_atoms, 2)) * per_feature)
-
-
-def next_training_threshold(params: FitParams, threshold: float, result: batch.BatchResult) -> float:
-    """Return the smallest coefficient for the next batch of an ordinary fit.
-
-    With k as the mean: what brings the mean number of nonzeros to k, starting from half the typical coefficient.
-    Otherwise none.
-    """
-    if params.sparsity == "max":
-        return 0.0
-    n_nonzeros = int(result.counts.sum())
-    if threshold == 0:
-        return 0.5 * typical_coefficient(result.before, n_nonzeros)
-    return growth.next_threshold(threshold, n_nonzeros / result.before.n_samples, params.k)
 
 
 def prefers_frequent(history: Mapping[str, Sequence[float]], k: int) -> bool:

@@ -1,8 +1,10 @@
-"""What a fit records of itself: the figures of each batch, and those on samples that are held out."""
+"""What a fit records and reports: figures of each batch, figures on held-out samples, progress events."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import count
 
 import numpy as np
 
@@ -12,6 +14,7 @@ from dbksvd_dask.evaluate.metrics import mean_relative_error, variance_explained
 from dbksvd_dask.fit.context import Context
 from dbksvd_dask.graph import batch
 from dbksvd_dask.graph.encode import build_evaluation
+from dbksvd_dask.graph.run import dashboard
 from dbksvd_dask.graph.sources import Source
 from dbksvd_dask.plan import units
 
@@ -30,9 +33,19 @@ def record_of(result: batch.BatchResult) -> dict[str, float]:
     }
 
 
-def extended(history: History, record: dict[str, float]) -> History:
-    """Return a history with one more row."""
-    return {name: [*history.get(name, []), value] for name, value in record.items()}
+def recorded(
+    context: Context, held_out: HeldOut, before: History, state: Dictionary, record: dict[str, float]
+) -> Dictionary:
+    """Return the state after a batch with its history: one row more than before.
+
+    Parameters
+    ----------
+    record : the batch's figures, to which those on held-out samples are added
+    """
+    if context.params.sparsity == "mean":
+        record = record | {"threshold": state.threshold}
+    record = record | held_out.measure(context, state)
+    return replace(state, history={name: [*before.get(name, []), value] for name, value in record.items()})
 
 
 @dataclass(frozen=True)
@@ -48,6 +61,13 @@ class HeldOut:
     source: Source
     rows: np.ndarray
 
+    @classmethod
+    def of(cls, context: Context, validation: Source | None) -> HeldOut:
+        """Return given samples, or else the rows that the stream of a fit sets aside."""
+        if validation is None:
+            return cls(context.source, context.stream.validation_rows())
+        return cls(validation, np.arange(validation.n_samples, dtype=np.int64))
+
     def measure(self, context: Context, state: Dictionary) -> dict[str, float]:
         """Return their figures: one pursuit over the whole dictionary, or staged if that was asked for."""
         if self.rows.size == 0:
@@ -61,6 +81,25 @@ class HeldOut:
             "validation_relative_error": mean_relative_error(moments),
             "validation_variance_explained": variance_explained(moments).value,
         }
+
+
+# ---------------------------------------------------------------------------------------------- events
+
+
+def fit_started(context: Context, first: int, planned_bytes: int) -> events.FitStarted:
+    """Return the event of a fit that starts or resumes at iteration `first`."""
+    p, shape, rows = context.params, context.source.shape, context.stream.rows_per_batch
+    return events.FitStarted(*shape, p.n_atoms, p.k, p.n_iter, first, rows, planned_bytes, dashboard())
+
+
+def round_counter(context: Context, spec: batch.BatchSpec, iteration: int) -> Callable[[], None] | None:
+    """Return what to call after each round of a batch; None without subscribers."""
+    rounds, n_rounds = count(), sum(group.n_rounds for group in spec.groups)
+
+    def on_round() -> None:
+        context.emit(events.RoundFinished(iteration, next(rounds), n_rounds))
+
+    return on_round if context.callbacks else None
 
 
 def batch_finished(

@@ -12,7 +12,7 @@ from typing import Any
 
 from dbksvd_dask import events
 from dbksvd_dask.dictionary import Dictionary
-from dbksvd_dask.errors import BusyError, ClusterError, MismatchError, StoreError
+from dbksvd_dask.errors import BusyError, ClusterError, InputError, MismatchError, StoreError
 from dbksvd_dask.fit.context import Context
 from dbksvd_dask.store.lock import FIT_LOCK, Lock, hold
 from dbksvd_dask.store.runs import (
@@ -153,3 +153,37 @@ class Run:
             lock.require_held()
             path = write_checkpoint(self.path, state)
             self.context.emit(events.CheckpointWritten(path, state.iteration))
+
+
+Saver = Callable[[Dictionary], None]
+
+
+@contextmanager
+def open_run(
+    path: str | None, context: Context, every: int, resume: bool, overwrite: bool
+) -> Iterator[tuple[Dictionary | None, Saver | None]]:
+    """Hold the folder of a fit while it runs; yield the state to resume from, and what saves a state.
+
+    The state is None for a fit that starts, the saver None for one that has nothing to save.
+
+    Parameters
+    ----------
+    path : the folder, or None for a fit without checkpoints
+    every : iterations between two checkpoints
+    resume : continue from the newest checkpoint
+    overwrite : delete the fit that is in the folder
+    """
+    if path is None:
+        if resume:
+            raise InputError("resume=True needs the folder of a fit; give checkpoint=PATH")
+        yield None, None
+        return
+    run = Run(path, context, every)
+    done = run.finished() if resume else None
+    if done is not None:
+        yield done, None
+        return
+    with run.held(overwrite) as lock:
+        state = run.resumed(resume)
+        with report_checkpoint_on_exit(path, context.emit):
+            yield state, lambda current: run.save(current, lock)

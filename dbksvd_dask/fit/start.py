@@ -10,14 +10,14 @@ import numpy as np
 from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.graph import load
-from dbksvd_dask.graph.sources import ArraySource, LazySource, StoreSource
+from dbksvd_dask.graph.run import worker_threads
 from dbksvd_dask.kernels.moments import Moments
 from dbksvd_dask.kernels.scale import rows_near_one, smallest_norm
-from dbksvd_dask.plan import memory, seeds, stream, units
+from dbksvd_dask.plan import memory, seeds, stream
 
 if TYPE_CHECKING:
     from dbksvd_dask.fit.context import Context
-    from dbksvd_dask.fit.growing import Policy
+    from dbksvd_dask.fit.policy import Policy
 
 # The mean is taken over this many rows of the stream: exact for data up to that size, and one short pass, not
 # one over terabytes, beyond. Its error is then below 0.2 % of a standard deviation per feature.
@@ -27,33 +27,6 @@ MEAN_ROWS = 262_144
 def working_dtype(dtype: Any) -> np.dtype:
     """Return the precision of a fit: float64 for float64 samples, float32 for everything else."""
     return np.dtype(np.float64 if np.dtype(dtype) == np.float64 else np.float32)
-
-
-def check_finite(source: ArraySource, chunk_size: int, dtype: Any) -> None:
-    """Refuse NaN and infinity in an array in memory before anything starts."""
-    for a, b in units.split_rows(source.n_samples, chunk_size):
-        part = source.array[a:b]
-        if not np.isfinite(part).all():
-            rows = source.take(np.arange(a, b))
-            bad = np.flatnonzero(~np.isfinite(part).all(axis=1))
-            what = "NaN" if np.isnan(part[bad[0]]).any() else "infinity"
-            raise InputError(
-                f"Y contains {what}: {rows.where(int(bad[0]))}, {bad.size} such row{'s' * (bad.size > 1)} in that "
-                "chunk; drop them with Y[np.isfinite(Y).all(axis=1)]"
-            )
-
-
-def extrapolated(D: np.ndarray, previous: np.ndarray | None, momentum: float) -> np.ndarray:
-    """Move a dictionary further along its last change, rows of unit norm: (n_atoms, n_features).
-
-    Atoms drift in the same direction for many iterations; encoding a batch with where they are heading saves
-    about a third of the iterations.
-    """
-    if previous is None or momentum == 0:
-        return D
-    ahead = D + D.dtype.type(momentum) * (D - previous)
-    norms = np.linalg.norm(ahead, axis=1, keepdims=True)
-    return np.where(norms > 0, ahead / np.where(norms > 0, norms, 1), D).astype(D.dtype)
 
 
 def unit_rows(atoms: Any, shape: tuple[int, int], dtype: Any) -> np.ndarray:
@@ -97,8 +70,7 @@ def check_samples(context: Context, n_first: int) -> None:
             f"init='data' needs n_atoms={needed} training rows but there are {context.stream.n_train}; "
             "use init='uniform' or more samples"
         )
-    if isinstance(context.source, ArraySource):
-        check_finite(context.source, context.params.chunk_size, context.dtype)
+    context.source.check_finite()
 
 
 def check_scale(batch: Moments, dtype: np.dtype) -> None:
@@ -111,11 +83,26 @@ def check_scale(batch: Moments, dtype: np.dtype) -> None:
         )
 
 
-def fit_sizes(context: Context, n_validation: int) -> memory.FitSizes:
-    """Return the sizes on which the memory of a fit depends."""
+def plan_memory(context: Context, n_validation: int, limit: int | None) -> memory.MemoryPlan:
+    """Return the peak memory per worker process on the current scheduler; refuse a plan above the limit.
+
+    An array in memory is not counted: it exists already.
+
+    Parameters
+    ----------
+    n_validation : held-out rows
+    limit : bytes per worker process, or None
+    """
+    sizes = _fit_sizes(context, n_validation)
+    processes = memory.uneven_workers(list(worker_threads().values()))
+    if limit is None:
+        return memory.plan_fit(sizes, *processes)
+    return memory.check_limit(sizes, limit, *processes)
+
+
+def _fit_sizes(context: Context, n_validation: int) -> memory.FitSizes:
+    """Sizes on which the memory of a fit depends."""
     source, p = context.source, context.params
-    # the blocks of a Dask array are there as a whole before rows are taken from them
-    copies = 2 if isinstance(source, LazySource) else 1
     return memory.FitSizes(
         n_features=source.n_features,
         n_atoms=p.n_atoms,
@@ -127,8 +114,8 @@ def fit_sizes(context: Context, n_validation: int) -> memory.FitSizes:
         groups=p.groups or (),
         validation=n_validation,
         itemsize=context.dtype.itemsize,
-        read_itemsize=copies * source.dtype.itemsize,
-        reads_ahead=isinstance(source, StoreSource),
+        read_itemsize=source.read_copies * source.dtype.itemsize,
+        reads_ahead=source.reads_ahead,
     )
 
 

@@ -1,4 +1,4 @@
-"""What happens to one chunk of samples on the device; the twins of `dbksvd_dask.graph.backend`, by the same names.
+"""What a task does to one chunk of samples on the device: the twins of `kernels.chunk`, by the same names.
 
 A chunk's state stays on the device between tasks, or is parked on the host where a batch is larger than the
 device; then each task brings the residual in and, if it changed, takes it out again.
@@ -6,13 +6,18 @@ device; then each task brings the residual in and, if it changed, takes it out a
 
 from __future__ import annotations
 
+import time
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dbksvd_dask.gpu import device, encode, moments, update
 from dbksvd_dask.gpu.update import Entries
+from dbksvd_dask.kernels import chunk, lanczos
+from dbksvd_dask.kernels.chunk import ChunkStats, RoundSums, arrays_in_units
+from dbksvd_dask.kernels.dead_atoms import Candidates, Rule, SeedPath
 from dbksvd_dask.kernels.lanczos import LanczosState, namespace
+from dbksvd_dask.kernels.moments import Moments, ResidualMoments, relative_error_sum
 from dbksvd_dask.kernels.scale import in_units, unit_of
 from dbksvd_dask.plan.encoder import AtomWeights, EncodeSpec
 
@@ -85,23 +90,42 @@ def encode_rows(
         return device.to_host(atom), device.to_host(coefficient)
 
 
-def residual(Y: np.ndarray, atom: np.ndarray, coefficient: np.ndarray, D: Any) -> np.ndarray:
-    """Residual of samples and codes of the host, ``Y - X D``, on the host: (n, d)."""
+def residual(Y: Any, atom: np.ndarray, coefficient: np.ndarray, D: Any) -> np.ndarray:
+    """Residual of samples, from the host or on the device, and codes, ``Y - X D``, on the host: (n, d)."""
     with device.turn("gpu"):
-        here = [to_device(np.ascontiguousarray(a)) for a in (Y, atom, coefficient)]
+        here = [a if device.on_device(a) else to_device(np.ascontiguousarray(a)) for a in (Y, atom, coefficient)]
         return device.to_host(encode.residual(here[0], here[1], here[2], D))
 
 
 def measure(
     Y: Any, D: Any, gram: Any, spec: EncodeSpec, weights: AtomWeights | None = None, first: int = 0
-) -> tuple[Sums, Sums, int]:
-    """Encode samples and sum over them and over their residual; also the number of nonzeros."""
+) -> tuple[Moments, int]:
+    """Encode samples: return sums over them and their residual, and the number of nonzeros."""
     with device.turn("gpu" if device.on_device(gram) else "cpu"):
         Y = device.current().asarray(Y)
         atom, coefficient = encode.encode_rows(Y, D, gram, spec, weights, first)
     with device.turn("gpu"):
         R = encode.residual(Y, atom, coefficient, D)
-        return row_sums(Y), row_sums(R), int(np.count_nonzero(device.to_host(atom) >= 0))
+        return _merged(row_sums(Y), row_sums(R)), int(np.count_nonzero(device.to_host(atom) >= 0))
+
+
+def chunk_stats(Y: Any, state: DeviceState, counts: np.ndarray) -> ChunkStats:
+    """Return sums over the samples and their residual."""
+    samples = row_sums(Y)
+    return ChunkStats(_merged(samples, row_sums(state.R)), samples[2], counts, time.time())
+
+
+def _merged(samples: Sums, rest: Sums) -> Moments:
+    """Moments from the sums over samples and residual."""
+    error, n_nonzero = relative_error_sum(samples[2], rest[2])
+    return Moments(samples[2].size, int(n_nonzero), float(error), *samples[:2], *rest[:2])
+
+
+def after_update(state: DeviceState, stats: ChunkStats) -> ResidualMoments:
+    """Return sums over the residual after the last round."""
+    r_sum, r_square_sum, r_norms = row_sums(state.R)
+    error, _ = relative_error_sum(stats.y_norms, r_norms)
+    return ResidualMoments(r_norms.size, float(error), r_sum, r_square_sum)
 
 
 def row_sums(A: Any) -> Sums:
@@ -128,20 +152,57 @@ def park(state: DeviceState) -> DeviceState:
     return state._replace(R=device.to_host(state.R))
 
 
-def first_product(state: DeviceState, r: int, n_local: int) -> tuple[Any, tuple[Any], int]:
+def first_product(state: DeviceState, r: int, n_local: int) -> RoundSums:
     """Partial sums of the warm start of round `r`: (n_local, d) and ((n_local,),), and their units."""
     with device.turn("gpu"):
         x = in_units(state.coefficient, state.unit)
         W, x2 = update.start_products(_residual(state), x, state.entries, r, n_local)
-        return W, (x2,), state.unit
+        return RoundSums(W, (x2,), state.unit)
 
 
-def next_product(state: DeviceState, r: int, lz: LanczosState) -> tuple[Any, tuple[Any, Any], int]:
+def next_product(state: DeviceState, r: int, lz: LanczosState) -> RoundSums:
     """Partial sums of one Lanczos product of round `r`: (n_local, d) and twice (n_local,), and their units."""
     with device.turn("gpu"):
         x, V = in_units(state.coefficient, state.unit), in_units(lz.basis[-1], state.unit)
         W, sx, s2 = update.next_products(_residual(state), x, state.entries, r, V, lz.dv)
-        return W, (sx, s2), state.unit
+        return RoundSums(W, (sx, s2), state.unit)
+
+
+def add_sums(parts: list[RoundSums]) -> RoundSums:
+    """Add the sums over some chunks from left to right, in the units of the largest samples."""
+    unit = min(part.unit for part in parts)
+    W, *own = add_parts([arrays_in_units(part, unit) for part in parts])
+    return RoundSums(W, tuple(own), unit)
+
+
+def add_parts(parts: list[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """Sum tuples of arrays from left to right; the order fixes the bits."""
+    return tuple(_sum_in_order(arrays) for arrays in zip(*parts, strict=True))
+
+
+def _sum_in_order(arrays: tuple[Any, ...]) -> Any:
+    """Sum of arrays from left to right."""
+    total = arrays[0]
+    for array in arrays[1:]:
+        total = total + array
+    return total
+
+
+def begin_round(parts: list[RoundSums], D: np.ndarray, members: np.ndarray) -> LanczosState:
+    """Start a round from the chunks' partial sums; D (n_atoms, d) is on the host."""
+    W, (x2,), unit = add_sums(parts)
+    return lanczos.warm_start(W, x2, to_device(D[members]), unit)
+
+
+def advance_round(parts: list[RoundSums], lz: LanczosState, D: np.ndarray, members: np.ndarray) -> LanczosState:
+    """Take one Lanczos step of a round from the chunks' partial sums."""
+    W, (sx, s2), unit = add_sums(parts)
+    return lanczos.advance(lz, W, sx, s2, to_device(D[members]), unit)
+
+
+def finish_round(lz: LanczosState, D: np.ndarray, members: np.ndarray) -> Any:
+    """Return the new atoms of a round: (n_local, d)."""
+    return lanczos.leading_vectors(lz, to_device(D[members]))
 
 
 def refresh_chunk(state: DeviceState, r: int, D: Any, members: np.ndarray, new: Any, nonneg: bool) -> DeviceState:
@@ -156,16 +217,11 @@ def refresh_chunk(state: DeviceState, r: int, D: Any, members: np.ndarray, new: 
 
 def worst_samples(
     state: DeviceState, D: Any, members: list[np.ndarray], new: list[Any], counts: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Samples of a chunk with the largest residual norms, as many as there are dead atoms, on the host.
-
-    Returns
-    -------
-    error : (c,) float64;  rows : (c, d), the samples
-    """
+) -> Candidates:
+    """Return the samples with the largest residual norms, as many as there are dead atoms, on the host."""
     n_dead = int(np.count_nonzero(counts == 0))
     if n_dead == 0:
-        return np.empty(0), np.empty((0, D.shape[1]), np.float32)
+        return Candidates(np.empty(0), np.empty((0, D.shape[1]), np.float32))
     with device.turn("gpu"):
         R = _residual(state)
         error = row_sums(R)[2]
@@ -173,13 +229,27 @@ def worst_samples(
         updated = place_atoms(D, members, new)
         picked = [take_rows(a, worst) for a in (R, state.atom, state.coefficient)]
         rows = encode.residual(picked[0], picked[1], -picked[2], updated)
-        return error[worst], device.to_host(rows)
+        return Candidates(error[worst], device.to_host(rows))
 
 
 def place_atoms(D: Any, members: list[np.ndarray], new: list[Any]) -> Any:
     """Dictionary with the atoms of all rounds put in: a new (n_atoms, d). Rounds hold every atom once."""
     whole = namespace(D).concat(new)
     return take_rows(whole, np.argsort(np.concatenate(members)))
+
+
+def merge_dictionary(
+    D: np.ndarray,
+    members: list[np.ndarray],
+    new: list[Any],
+    counts: np.ndarray,
+    candidates: list[Candidates],
+    rule: Rule,
+    path: SeedPath,
+) -> np.ndarray:
+    """Return the updated dictionary on the host; see `kernels.chunk.merge_dictionary`."""
+    here = [device.to_host(atoms) for atoms in new]
+    return chunk.merge_dictionary(D, members, here, counts, candidates, rule, path)
 
 
 def to_device(array: np.ndarray) -> Any:

@@ -21,14 +21,17 @@ import numpy as np
 from dask.delayed import Delayed
 
 from dbksvd_dask.gpu import device
-from dbksvd_dask.graph import backend, readahead
-from dbksvd_dask.graph.load import dictionaries_of, grams_of, prepare, rows_of
+from dbksvd_dask.graph import readahead
+from dbksvd_dask.graph._compat import keys_of
+from dbksvd_dask.graph.backend import functions
+from dbksvd_dask.graph.load import dictionaries_of, grams_of, prepare
 from dbksvd_dask.graph.run import chunk_homes, compute
-from dbksvd_dask.graph.sources import Source, StoreSource
+from dbksvd_dask.graph.sources import Source
 from dbksvd_dask.graph.tasks import Tasks
 from dbksvd_dask.kernels import chunk
+from dbksvd_dask.kernels.dead_atoms import Candidates, Rule, SeedPath, rule_of
 from dbksvd_dask.kernels.moments import Moments, merge_moments
-from dbksvd_dask.plan import seeds, units
+from dbksvd_dask.plan import units
 from dbksvd_dask.plan.device import CPU, Placement
 from dbksvd_dask.plan.encoder import AtomWeights, EncodeSpec
 from dbksvd_dask.plan.groups import Group, plan_rounds
@@ -74,12 +77,13 @@ class BatchResult(NamedTuple):
 # ---------------------------------------------------------------------------------------------- graph
 
 
-def _tree(names: Tasks, label: str, index: tuple[int, ...], parts: list[Any]) -> list[Any]:
+def _tree(names: Tasks, place: Placement, label: str, index: tuple[int, ...], parts: list[Any]) -> list[Any]:
     """Add the parts of all chunks in the fixed order of `plan.units.tree_levels`, all but the last level."""
+    add = functions(place).add_sums
     firsts = list(range(len(parts)))  # first chunk of each part: sums are made where it is
     for depth, spans in enumerate(units.tree_levels(len(parts), FAN_IN)[:-1]):
         parts = [
-            names.call(backend.add_sums, f"{label}-sum", (*index, depth, i), parts[a:b], chunk=firsts[a])
+            names.call(add, f"{label}-sum", (*index, depth, i), parts[a:b], chunk=firsts[a])
             for i, (a, b) in enumerate(spans)
         ]
         firsts = [firsts[a] for a, _ in spans]
@@ -107,12 +111,12 @@ def _encode_first(
     weights: AtomWeights | None,
 ) -> chunk.ChunkState:
     """Load and encode a chunk in one task, so that the samples themselves are never kept."""
-    raw = rows.load()
+    compute, raw = functions(place), rows.load()
     with device.turn(place.pursuit):
-        Y = prepare(raw, rows.where, mean, dtype, place.device)
-        state, counts = backend.encode_chunk(Y, D, gram, spec, rounds, weights)
-        state = state._replace(stats=backend.chunk_stats(Y, state, counts))
-    return state if place.resident else backend.parked(state)
+        Y = prepare(raw, rows.where, mean, dtype, place)
+        state, counts = compute.encode_chunk(Y, D, gram, spec, rounds, weights)
+        state = state._replace(stats=compute.chunk_stats(Y, state, counts))
+    return _waiting(state, place)
 
 
 def _encode_residual(
@@ -124,12 +128,18 @@ def _encode_residual(
     place: Placement,
 ) -> chunk.ChunkState:
     """Encode what the groups before have left over."""
-    stats = before.stats
+    compute, stats = functions(place), before.stats
     assert stats is not None
-    state, counts = backend.encode_chunk(before.R, D, gram, spec, rounds)
-    moments = stats.moments.with_residual(backend.after_update(state, stats))
+    state, counts = compute.encode_chunk(before.R, D, gram, spec, rounds)
+    moments = stats.moments.with_residual(compute.after_update(state, stats))
     state = state._replace(stats=stats._replace(moments=moments, counts=counts, finished=time.time()))
-    return state if place.resident else backend.parked(state)
+    return _waiting(state, place)
+
+
+def _waiting(state: chunk.ChunkState, place: Placement) -> chunk.ChunkState:
+    """State as it waits for the next task: on its device, or parked on the host where that is too small."""
+    parked: chunk.ChunkState = state if place.resident else functions(place).park(state)
+    return parked
 
 
 def _stats_of(state: chunk.ChunkState) -> chunk.ChunkStats:
@@ -142,42 +152,43 @@ def _counts_of(stats: list[chunk.ChunkStats]) -> np.ndarray:
     return chunk.add_counts([s.counts for s in stats])
 
 
-def _after(state: chunk.ChunkState) -> Any:
-    assert state.stats is not None
-    return backend.after_update(state, state.stats)
+def _after(state: chunk.ChunkState, place: Placement) -> Any:
+    return functions(place).after_update(state, state.stats)
 
 
-def _first_step(parts: list[Any], D: np.ndarray, members: np.ndarray, last: bool) -> Any:
+def _first_step(parts: list[Any], D: np.ndarray, members: np.ndarray, last: bool, place: Placement) -> Any:
     """Warm start of a round; with one Lanczos step only, its new atoms."""
-    lz = backend.begin_round(parts, D, members)
-    return backend.finish_round(lz, D, members) if last else lz
+    compute = functions(place)
+    lz = compute.begin_round(parts, D, members)
+    return compute.finish_round(lz, D, members) if last else lz
 
 
-def _next_step(parts: list[Any], lz: Any, D: np.ndarray, members: np.ndarray, last: bool) -> Any:
+def _next_step(parts: list[Any], lz: Any, D: np.ndarray, members: np.ndarray, last: bool, place: Placement) -> Any:
     """One Lanczos step of a round; after the last one, its new atoms."""
-    lz = backend.advance_round(parts, lz, D, members)
-    return backend.finish_round(lz, D, members) if last else lz
+    compute = functions(place)
+    lz = compute.advance_round(parts, lz, D, members)
+    return compute.finish_round(lz, D, members) if last else lz
 
 
 def _round(names: Tasks, spec: BatchSpec, g: int, r: int, D: Any, members: np.ndarray, states: list[Any]) -> Any:
     """New atoms of one round."""
-    steps = spec.lanczos_steps
+    steps, compute = spec.lanczos_steps, functions(spec.place)
     parts = [
-        names.call(backend.first_product, "lanczos-start", (g, r, c), state, r, members.size, chunk=c)
+        names.call(compute.first_product, "lanczos-start", (g, r, c), state, r, members.size, chunk=c)
         for c, state in enumerate(states)
     ]
-    parts = _tree(names, "lanczos-start", (g, r), parts)
+    parts = _tree(names, spec.place, "lanczos-start", (g, r), parts)
     label, index = ("lanczos-begin", (g, r, 0)) if steps > 1 else ("round", (g, r))
-    out = names.call(_first_step, label, index, parts, D, members, steps == 1)
+    out = names.call(_first_step, label, index, parts, D, members, steps == 1, spec.place)
     for step in range(1, steps):
         parts = [
-            names.call(backend.next_product, "lanczos-product", (g, r, step, c), state, r, out, chunk=c)
+            names.call(compute.next_product, "lanczos-product", (g, r, step, c), state, r, out, chunk=c)
             for c, state in enumerate(states)
         ]
-        parts = _tree(names, "lanczos-product", (g, r, step), parts)
+        parts = _tree(names, spec.place, "lanczos-product", (g, r, step), parts)
         last = step == steps - 1
         label, index = ("round", (g, r)) if last else ("lanczos-step", (g, r, step))
-        out = names.call(_next_step, label, index, parts, out, D, members, last)
+        out = names.call(_next_step, label, index, parts, out, D, members, last, spec.place)
     return out
 
 
@@ -191,25 +202,20 @@ def _update(
     D : the group's atoms on the host;  near : per chunk, the same where its tasks use them
     """
     new_atoms = []
-    nonneg = spec.encode.nonneg
+    refresh, nonneg = functions(spec.place).refresh_chunk, spec.encode.nonneg
     for r, members in enumerate(rounds.atoms):
         new = _round(names, spec, g, r, D, members, states)
         states = [
-            names.call(
-                backend.refresh_chunk, "refresh", (g, r, c), state, r, near[c], members, new, nonneg, chunk=c
-            )
+            names.call(refresh, "refresh", (g, r, c), state, r, near[c], members, new, nonneg, chunk=c)
             for c, state in enumerate(states)
         ]
         new_atoms.append(new)
     return new_atoms, states
 
 
-def _fresh_atoms(spec: BatchSpec, group: Group, n_features: int, iteration: int) -> np.ndarray | None:
-    """Random unit rows for dead atoms, if that is the rule."""
-    if spec.dead_atoms != "random":
-        return None
-    size = group.stop - group.start
-    return seeds.random_atoms(size, n_features, spec.dtype, spec.seed, iteration, group.start)
+def _propose(rule: Rule, place: Placement, *chunk: Any) -> Candidates:
+    """Candidates of one chunk to take the place of dead atoms."""
+    return rule.propose(functions(place), *chunk)
 
 
 def _stage(
@@ -221,7 +227,7 @@ def _stage(
     encode_tasks: Callable[[list[Any], list[Any], EncodeSpec, chunk.Rounds], list[Any]],
 ) -> _Stage:
     """Encode and update one group of atoms."""
-    group = spec.groups[g]
+    group, compute = spec.groups[g], functions(spec.place)
     own = names.data(np.ascontiguousarray(D[group.start : group.stop]), f"dictionary-{g}")
     rounds = chunk.invert_rounds(plan_rounds(group, spec.seed, iteration), group.stop - group.start)
     near = dictionaries_of(names, own, g, spec.place)
@@ -231,14 +237,14 @@ def _stage(
     counts = names.call(_counts_of, "counts", (g,), stats)
     new, states = _update(names, spec, g, own, near, rounds, states)
     members = list(rounds.atoms)
-    candidates: list[Any] = []
-    if spec.dead_atoms == "residual":
-        candidates = [
-            names.call(backend.worst_samples, "worst", (g, c), state, near[c], members, new, counts, chunk=c)
-            for c, state in enumerate(states)
-        ]
-    fresh = _fresh_atoms(spec, group, D.shape[1], iteration)
-    merged = names.call(backend.merge_dictionary, "dictionary", (g,), own, members, new, counts, candidates, fresh)
+    rule, update = rule_of(spec.dead_atoms), (members, new, counts)
+    candidates = [
+        names.call(_propose, "propose", (g, c), rule, spec.place, state, near[c], *update, chunk=c)
+        for c, state in enumerate(states)
+        if rule.proposes
+    ]
+    path = SeedPath(spec.seed, iteration, group.start)
+    merged = names.call(compute.merge_dictionary, "dictionary", (g,), own, *update, candidates, rule, path)
     return _Stage(merged, states, stats, counts)
 
 
@@ -284,7 +290,9 @@ def build_batch(
 
         stages.append(_stage(names, spec, g, iteration, D, encode_tasks))
     last = stages[-1]
-    after = [names.call(_after, "metrics", (c,), state, chunk=c) for c, state in enumerate(last.states)]
+    after = [
+        names.call(_after, "metrics", (c,), state, spec.place, chunk=c) for c, state in enumerate(last.states)
+    ]
     dictionaries, counts = [s.dictionary for s in stages], [s.counts for s in stages]
     return names.finish(names.call(_collect, "batch", (), dictionaries, counts, last.stats, after))
 
@@ -295,9 +303,9 @@ def _references(
     """References to the rows of each chunk."""
 
     def cut(rows: np.ndarray) -> list[Any]:
-        return [rows_of(source, rows[a:b]) for a, b in units.split_rows(rows.size, chunk_size)]
+        return [source.take(rows[a:b]) for a, b in units.split_rows(rows.size, chunk_size)]
 
-    if upcoming is None or not isinstance(source, StoreSource):
+    if upcoming is None or not source.reads_ahead:
         return cut(rows)
     return readahead.with_next(cut(rows), cut(upcoming.rows), readahead.Tag(upcoming.fit, iteration))
 
@@ -340,4 +348,4 @@ def run_batch(graph: Delayed, on_round: Callable[[], None] | None = None) -> Bat
 
 def count_tasks(graph: Delayed) -> int:
     """Tasks of a graph."""
-    return sum(1 for _ in graph.__dask_graph__())
+    return len(keys_of(graph))

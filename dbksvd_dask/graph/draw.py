@@ -15,12 +15,13 @@ import numpy as np
 from dask.delayed import Delayed
 
 from dbksvd_dask.gpu import device
-from dbksvd_dask.graph import backend, load
+from dbksvd_dask.graph import load
+from dbksvd_dask.graph.backend import functions
 from dbksvd_dask.graph.encode import EncodePlan
-from dbksvd_dask.graph.load import prepare, rows_of
+from dbksvd_dask.graph.load import prepare
 from dbksvd_dask.graph.sources import Source
 from dbksvd_dask.graph.tasks import Tasks
-from dbksvd_dask.kernels import chunk
+from dbksvd_dask.kernels.dead_atoms import Candidates
 from dbksvd_dask.kernels.moments import row_norms
 from dbksvd_dask.kernels.scale import rows_near_one
 from dbksvd_dask.plan import seeds, units
@@ -46,24 +47,22 @@ def race_keys(norms: np.ndarray, uniform: np.ndarray) -> np.ndarray:
     return np.where(norms > 0, keys, -np.inf)
 
 
-def draw_residuals(
-    rows: Any, D: np.ndarray, gram: np.ndarray, how: EncodePlan, draw: Draw, c: int
-) -> chunk.Candidates:
+def draw_residuals(rows: Any, D: np.ndarray, gram: np.ndarray, how: EncodePlan, draw: Draw, c: int) -> Candidates:
     """Winners of one chunk: keys and residuals, at most n_new of them, best first."""
-    raw = rows.load()
+    compute, raw = functions(how.place), rows.load()
     with device.turn(how.place.pursuit):
-        Y = prepare(raw, rows.where, how.mean, how.dtype, how.place.device)
-        R = backend.residual_of(Y, *backend.codes_of(Y, D, gram, how.spec, how.weights), D)
+        Y = prepare(raw, rows.where, how.mean, how.dtype, how.place)
+        R = compute.residual(Y, *compute.encode_rows(Y, D, gram, how.spec, how.weights), D)
     uniform: Any = seeds.generator(draw.seed, seeds.GROWTH, draw.iteration, c).random(R.shape[0])
     keys = race_keys(row_norms(R), uniform)
     best = np.argsort(-keys, kind="stable")[: draw.n_new]
     best = best[np.isfinite(keys[best])]
-    return chunk.Candidates(keys[best], R[best])
+    return Candidates(keys[best], R[best])
 
 
-def _merge(parts: list[chunk.Candidates], n_new: int) -> np.ndarray:
+def _merge(parts: list[Candidates], n_new: int) -> np.ndarray:
     """Winners of all chunks: (at most n_new, d)."""
-    keys = np.concatenate([part.error for part in parts])
+    keys = np.concatenate([part.score for part in parts])
     rows = np.concatenate([part.rows for part in parts])
     return rows[np.argsort(-keys, kind="stable")[:n_new]]
 
@@ -73,7 +72,7 @@ def build_draw(source: Source, rows: np.ndarray, D: np.ndarray, how: EncodePlan,
     names = Tasks(draw.iteration)
     dictionary, gram = load.dictionary_and_gram(names, D, how.place)
     parts = [
-        names.call(draw_residuals, "grow", (c,), rows_of(source, rows[a:b]), dictionary, gram, how, draw, c)
+        names.call(draw_residuals, "grow", (c,), source.take(rows[a:b]), dictionary, gram, how, draw, c)
         for c, (a, b) in enumerate(units.split_rows(rows.size, size))
     ]
     return names.finish(names.call(_merge, "grown", (), parts, draw.n_new))

@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 import dask
 import dask.array as da
 import numpy as np
-from dask._task_spec import Task
 from dask.delayed import Delayed
 
 from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.gpu import device
 from dbksvd_dask.graph import backend
-from dbksvd_dask.graph.load import dictionaries_of, dictionary_and_gram, grams_of, prepare, rows_of
+from dbksvd_dask.graph._compat import Task
+from dbksvd_dask.graph.backend import functions
+from dbksvd_dask.graph.load import dictionaries_of, dictionary_and_gram, grams_of, prepare
 from dbksvd_dask.graph.run import chunk_homes
 from dbksvd_dask.graph.sources import Source
 from dbksvd_dask.graph.tasks import Tasks
@@ -73,8 +74,8 @@ def encode_block(rows: Any, D: np.ndarray, gram: np.ndarray, how: EncodePlan) ->
     """Load and encode a block of rows: atom (n, k) int32 and coefficient (n, k)."""
     raw = rows.load()
     with device.turn(how.place.pursuit):
-        Y = prepare(raw, rows.where, how.mean, how.dtype, how.place.device)
-        return backend.codes_of(Y, D, gram, how.spec, how.weights, int(rows.rows[0]))
+        Y = prepare(raw, rows.where, how.mean, how.dtype, how.place)
+        return functions(how.place).encode_rows(Y, D, gram, how.spec, how.weights, int(rows.rows[0]))
 
 
 def evaluate_block(rows: Any, D: np.ndarray, gram: np.ndarray, how: EncodePlan, first: int) -> tuple[Moments, int]:
@@ -86,8 +87,8 @@ def evaluate_block(rows: Any, D: np.ndarray, gram: np.ndarray, how: EncodePlan, 
     """
     raw = rows.load()
     with device.turn(how.place.pursuit):
-        Y = prepare(raw, rows.where, how.mean, how.dtype, how.place.device)
-        return backend.measure(Y, D, gram, how.spec, how.weights, first)
+        Y = prepare(raw, rows.where, how.mean, how.dtype, how.place)
+        return functions(how.place).measure(Y, D, gram, how.spec, how.weights, first)
 
 
 def build_evaluation(
@@ -99,9 +100,7 @@ def build_evaluation(
     own = names.data(np.ascontiguousarray(D), "dictionary")
     near, grams = dictionaries_of(names, own, 0, how.place), grams_of(names, own, D.shape[0], 0, how.place)
     parts = [
-        names.call(
-            evaluate_block, "evaluate", (c,), rows_of(source, rows[a:b]), near[c], grams[c], how, a, chunk=c
-        )
+        names.call(evaluate_block, "evaluate", (c,), source.take(rows[a:b]), near[c], grams[c], how, a, chunk=c)
         for c, (a, b) in enumerate(spans)
     ]
     return names.finish(names.call(_merge_evaluation, "evaluation", (), parts))
@@ -120,7 +119,7 @@ def _encoding(
     spans = split_rows(source.n_samples, block_rows)
     blocks = []
     for c, (a, b) in enumerate(spans):
-        rows = rows_of(source, np.arange(a, b, dtype=np.int64))
+        rows = source.take(np.arange(a, b, dtype=np.int64))
         blocks.append(names.call(encode_block, "encode", (c,), rows, dictionary, gram, how))
     return names, blocks, [b - a for a, b in spans]
 

@@ -6,16 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from dask.delayed import Delayed, delayed
+from dask.delayed import Delayed
 
 from dbksvd_dask.errors import InputError
-from dbksvd_dask.graph import backend
-from dbksvd_dask.graph.sources import LazySource, Source
+from dbksvd_dask.graph.backend import functions
+from dbksvd_dask.graph.sources import Source
 from dbksvd_dask.graph.tasks import Tasks
-from dbksvd_dask.kernels import encode
+from dbksvd_dask.kernels import chunk, encode
 from dbksvd_dask.kernels.blas import one_blas_thread
 from dbksvd_dask.kernels.scale import largest_norm
-from dbksvd_dask.plan import stream
 from dbksvd_dask.plan.device import CPU, Placement
 from dbksvd_dask.plan.units import split_rows
 
@@ -26,11 +25,12 @@ def load(rows: Any, mean: np.ndarray | None, dtype: Any) -> np.ndarray:
 
 
 def prepare(
-    raw: np.ndarray, where: Callable[[int], str], mean: np.ndarray | None, dtype: Any, where_to: str = "cpu"
+    raw: np.ndarray, where: Callable[[int], str], mean: np.ndarray | None, dtype: Any, place: Placement = CPU
 ) -> np.ndarray:
     """Widen and centre a chunk of samples, on the device they are needed on; refuse NaN and infinity by name."""
-    Y = backend.prepare(raw, mean, dtype, where_to)
-    bad = np.flatnonzero(~(backend.norms2_of(Y) <= largest_norm(dtype) ** 2))  # catches NaN too
+    compute = functions(place)
+    Y: np.ndarray = compute.prepare(raw, mean, dtype)
+    bad = np.flatnonzero(~(compute.squared_norms(Y) <= largest_norm(dtype) ** 2))  # catches NaN too
     if bad.size:
         raise InputError(_refused(raw, where, bad, dtype))
     return Y
@@ -49,31 +49,6 @@ def _refused(raw: np.ndarray, where: Callable[[int], str], bad: np.ndarray, dtyp
     )
 
 
-class _Loaded:
-    """Rows of a Dask array, computed by tasks of the same graph."""
-
-    def __init__(self, blocks: list[list[np.ndarray]], rows: np.ndarray, chunk_ends: np.ndarray) -> None:
-        self.blocks, self.rows, self.chunk_ends = blocks, rows, chunk_ends
-
-    def load(self) -> np.ndarray:
-        return np.concatenate([np.concatenate(row, axis=1) for row in self.blocks])
-
-    def where(self, index: int) -> str:
-        row = int(self.rows[index])
-        block = int(np.searchsorted(self.chunk_ends, row, side="right"))
-        inside = row - (int(self.chunk_ends[block - 1]) if block else 0)
-        return f"sample {row} (chunk {block}, row {inside} in it)"
-
-
-def rows_of(source: Source, rows: np.ndarray) -> Any:
-    """Reference to rows: plain for stores and arrays, delayed for Dask arrays."""
-    if not isinstance(source, LazySource):
-        return source.take(rows)  # type: ignore[attr-defined]
-    ends = np.cumsum(source.array.chunks[0])
-    blocks = [list(line) for a, b in stream.runs(rows) for line in source.array[a:b].to_delayed()]
-    return delayed(_Loaded, pure=False)(blocks, rows, ends)
-
-
 def grams_of(names: Tasks, D: Any, n_atoms: int, g: int = 0, place: Placement = CPU) -> list[Any]:
     """The gram for each chunk: tiles of its upper triangle as tasks of their own, put together once per home.
 
@@ -81,7 +56,7 @@ def grams_of(names: Tasks, D: Any, n_atoms: int, g: int = 0, place: Placement = 
     gram faster than it could receive one.
     """
     if place.device == "gpu":
-        return names.once_per_home(backend.device_gram, "gram", (g,), D, place.gram_on_device)
+        return names.once_per_home(functions(place).gram_matrix, "gram", (g,), D, place.gram_on_device)
     bounds = encode.gram_bounds(n_atoms)
     tile = one_blas_thread(encode.gram_tile)
     pairs = [(i, j) for i in range(len(bounds)) for j in range(i, len(bounds))]
@@ -95,12 +70,12 @@ def grams_of(names: Tasks, D: Any, n_atoms: int, g: int = 0, place: Placement = 
 def dictionaries_of(names: Tasks, D: Any, g: int = 0, place: Placement = CPU) -> list[Any]:
     """The dictionary for each chunk, where its tasks use it: on the host, or on the device of its home."""
     if place.device == "gpu":
-        return names.once_per_home(backend.to_device, "dictionary-device", (g,), D)
+        return names.once_per_home(functions(place).to_device, "dictionary-device", (g,), D)
     return [D] * names.n_chunks
 
 
 def _assemble(n_atoms: int, tiles: list[np.ndarray]) -> np.ndarray:
-    return backend.frozen(encode.assemble_gram(n_atoms, tiles))
+    return chunk.frozen(encode.assemble_gram(n_atoms, tiles))
 
 
 def dictionary_and_gram(names: Tasks, D: np.ndarray, place: Placement) -> tuple[Any, Any]:
@@ -117,7 +92,7 @@ def build_sum(source: Source, rows: np.ndarray, chunk_size: int, dtype: Any) -> 
     """Graph of the float64 sum of rows over samples: (n_features,). Checks them for NaN on the way."""
     names = Tasks()
     parts = [
-        names.call(_sum_block, "mean", (c,), rows_of(source, rows[a:b]), dtype)
+        names.call(_sum_block, "mean", (c,), source.take(rows[a:b]), dtype)
         for c, (a, b) in enumerate(split_rows(rows.size, chunk_size))
     ]
     return names.finish(names.call(_add_all, "mean-sum", (), parts))
@@ -137,4 +112,4 @@ def _add_all(parts: list[np.ndarray]) -> np.ndarray:
 def build_rows(source: Source, rows: np.ndarray, mean: np.ndarray | None, dtype: Any) -> Delayed:
     """Graph that loads some rows, widened and centred: (n, n_features)."""
     names = Tasks()
-    return names.finish(names.call(load, "rows", (), rows_of(source, rows), mean, dtype))
+    return names.finish(names.call(load, "rows", (), source.take(rows), mean, dtype))

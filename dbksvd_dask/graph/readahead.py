@@ -78,7 +78,7 @@ class ReadAhead:
         if future is not None:
             try:
                 return future.result()
-            except Exception:  # whatever it was, it is told where it belongs: by the task that needs the rows
+            except Exception:  # whatever it was, the task that needs the rows raises it
                 return self._read(rows)
         return self._read(rows)
 
@@ -125,9 +125,7 @@ class AheadRows:
         return self._own.where(index)
 
 
-def with_next(own: list[Any], following: list[Any] | None, tag: Tag | None) -> list[Any]:
-    """Join references to the chunks of a batch with those of the next; only rows of stores are read ahead."""
-    if tag is None or not all(isinstance(ref, StoreRows) for ref in own):
-        return own
-    later = [*(following or []), *[None] * len(own)]
+def with_next(own: list[Any], following: list[Any], tag: Tag) -> list[Any]:
+    """Join references to the chunks of a batch with those of the next, of a source that reads ahead."""
+    later = [*following, *[None] * len(own)]
     return [AheadRows(ref, later[c], tag) for c, ref in enumerate(own)]

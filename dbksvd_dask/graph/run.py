@@ -12,13 +12,13 @@ from concurrent.futures import CancelledError
 from typing import Any, TypeVar
 
 import dask
-from dask.base import get_scheduler
 from dask.callbacks import Callback as DaskCallback
 from dask.delayed import Delayed
 from dask.system import CPU_COUNT
 
 from dbksvd_dask._safe_text import printable, redacted
 from dbksvd_dask.errors import ClusterError, DBKSVDError, MixedArithmeticWarning, StoreError
+from dbksvd_dask.graph._compat import keys_of, scheduler_client, subgraph
 from dbksvd_dask.kernels.blas import arithmetic
 from dbksvd_dask.plan import units
 
@@ -62,9 +62,8 @@ def compute(graph: Delayed, prefix: str = "", on_task: Callable[[], None] | None
 def _on_client(client: Any, graph: Delayed, prefix: str, on_task: Callable[[], None] | None) -> Any:
     """Submit a graph; hear of its tasks by holding futures of them, which costs the cluster nothing."""
     warn_of_mixed_arithmetic(client)
-    keys = [] if on_task is None else [k for k in graph.__dask_graph__() if str(k).startswith(prefix)]
-    layer = graph.__dask_layers__()[0]
-    futures = client.compute([graph, *(Delayed(key, graph.dask, layer=layer) for key in keys)])
+    keys = [] if on_task is None else [key for key in keys_of(graph) if str(key).startswith(prefix)]
+    futures = client.compute([graph, *(subgraph(graph, key) for key in keys)])
     try:
         return _wait(client, futures[0], futures[1:], on_task)
     finally:
@@ -246,10 +245,8 @@ def _reconnected(client: Any) -> bool:
 
 
 def current_client() -> Any:
-    """Client of the scheduler on which a computation would run now; None when that is not a distributed one."""
-    client = getattr(get_scheduler(), "__self__", None)
-    distributed = sys.modules.get("distributed")  # without it no client can be current
-    return client if distributed is not None and isinstance(client, distributed.Client) else None
+    """Return the client whose scheduler runs computations now; None where that is not a distributed one."""
+    return scheduler_client()
 
 
 def worker_threads() -> dict[str, int]:

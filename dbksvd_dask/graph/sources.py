@@ -7,6 +7,7 @@ needs it, and reads there.
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,9 +15,11 @@ import dask.array as da
 import numpy as np
 import scipy.sparse
 import xarray as xr
+from dask.delayed import delayed
 
 from dbksvd_dask.errors import InputError
-from dbksvd_dask.plan import stream
+from dbksvd_dask.plan import stream, units
+from dbksvd_dask.store import atomic
 from dbksvd_dask.store.activations import RowReader, open_rows
 
 
@@ -71,7 +74,25 @@ class StoreRows:
         return f"sample {row} (chunk {chunk}, row {inside} in it) of {self.reader.path}"
 
 
-class Source:
+class BlockRows:
+    """Rows of a Dask array, computed by tasks of the same graph."""
+
+    def __init__(self, blocks: list[list[np.ndarray]], rows: np.ndarray, chunk_ends: np.ndarray) -> None:
+        self.blocks, self.rows, self.chunk_ends = blocks, rows, chunk_ends
+
+    def load(self) -> np.ndarray:
+        """Join the blocks."""
+        return np.concatenate([np.concatenate(row, axis=1) for row in self.blocks])
+
+    def where(self, index: int) -> str:
+        """Name the row and the chunk of the Dask array it lies in."""
+        row = int(self.rows[index])
+        block = int(np.searchsorted(self.chunk_ends, row, side="right"))
+        inside = row - (int(self.chunk_ends[block - 1]) if block else 0)
+        return f"sample {row} (chunk {block}, row {inside} in it)"
+
+
+class Source(ABC):
     """Samples of a fit or an encoding, whatever they came as.
 
     Attributes
@@ -79,7 +100,14 @@ class Source:
     shape : (n_samples, n_features)
     dtype : as stored
     block_rows : rows that an encoding reads together; a fit has a grid of its own (`plan.stream.block_rows`)
+    in_memory : the samples are an array of this process, and so are codes of them
+    reads_ahead : workers may read the rows of the next batch while they compute this one
+    read_copies : copies of the rows of a task that are in memory at once while they are read
     """
+
+    in_memory = False
+    reads_ahead = False
+    read_copies = 1
 
     def __init__(self, shape: tuple[int, int], dtype: np.dtype, block_rows: int, chunk_size: int) -> None:
         self.shape, self.dtype, self.block_rows, self.chunk_size = shape, dtype, block_rows, chunk_size
@@ -99,21 +127,50 @@ class Source:
         """What a checkpoint calls this source."""
         return f"array of shape {self.shape}, {self.dtype}"
 
+    @abstractmethod
+    def take(self, rows: np.ndarray) -> Any:
+        """Return a reference to some rows: `Rows`, or a task of Dask that gives them."""
+
+    def check_finite(self) -> None:
+        """Refuse NaN and infinity where that takes no reading; otherwise tasks do when they read."""
+        return
+
+    def require_outside(self, folder: str) -> None:
+        """Refuse to write to a folder that lies in what is read."""
+        return
+
 
 class ArraySource(Source):
     """A numpy array."""
+
+    in_memory = True
 
     def __init__(self, array: np.ndarray, chunk_size: int) -> None:
         super().__init__(array.shape, array.dtype, chunk_size, chunk_size)
         self.array = array
 
     def take(self, rows: np.ndarray) -> ArrayRows:
-        """Reference to some rows."""
+        """Return a reference to some rows."""
         return ArrayRows(self.array, rows, self.chunk_size)
+
+    def check_finite(self) -> None:
+        """Refuse NaN and infinity before anything starts."""
+        for a, b in units.split_rows(self.n_samples, self.chunk_size):
+            part = self.array[a:b]
+            if not np.isfinite(part).all():
+                bad = np.flatnonzero(~np.isfinite(part).all(axis=1))
+                what = "NaN" if np.isnan(part[bad[0]]).any() else "infinity"
+                first = self.take(np.arange(a, b)).where(int(bad[0]))
+                raise InputError(
+                    f"Y contains {what}: {first}, {bad.size} such row{'s' * (bad.size > 1)} in that chunk; drop "
+                    "them with Y[np.isfinite(Y).all(axis=1)]"
+                )
 
 
 class StoreSource(Source):
     """A Zarr store; an encoding reads whole chunks of it, as many together as make up chunk_size rows."""
+
+    reads_ahead = True
 
     def __init__(self, reader: RowReader, chunk_size: int) -> None:
         block = -(-chunk_size // reader.chunk_rows) * reader.chunk_rows
@@ -127,16 +184,28 @@ class StoreSource(Source):
         return f"store {self.reader.fingerprint}"
 
     def take(self, rows: np.ndarray) -> StoreRows:
-        """Reference to some rows."""
+        """Return a reference to some rows."""
         return StoreRows(self.reader, rows)
+
+    def require_outside(self, folder: str) -> None:
+        """Refuse to write to a folder inside the store."""
+        atomic.require_outside(folder, self.reader.path)
 
 
 class LazySource(Source):
     """A Dask array; an encoding reads chunk_size rows together, wherever its own chunks end."""
 
+    read_copies = 2  # its blocks are there as a whole before rows are taken from them
+
     def __init__(self, array: da.Array, chunk_size: int) -> None:
         super().__init__(array.shape, array.dtype, chunk_size, chunk_size)
         self.array = array
+
+    def take(self, rows: np.ndarray) -> Any:
+        """Return a task that gives some rows."""
+        ends = np.cumsum(self.array.chunks[0])
+        blocks = [list(line) for a, b in stream.runs(rows) for line in self.array[a:b].to_delayed()]
+        return delayed(BlockRows, pure=False)(blocks, rows, ends)
 
 
 def check_matrix(shape: tuple[int, ...], dtype: Any, what: str = "Y") -> None:

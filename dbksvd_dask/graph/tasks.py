@@ -10,9 +10,9 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dask._task_spec import DataNode, List, Task, TaskRef
 from dask.delayed import Delayed
-from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+
+from dbksvd_dask.graph._compat import DataNode, List, Task, TaskRef, delayed_of, placed_delayed
 
 
 class Tasks:
@@ -84,11 +84,8 @@ class Tasks:
     def finish(self, result: TaskRef) -> Delayed:
         """The graph with `result` as what it computes."""
         if not self._placed:
-            return Delayed(result.key, self.graph)
-        name = f"tasks-{self._prefix}"
-        where = {"workers": _Placed(self._placed), "allow_other_workers": True}
-        layers = {name: MaterializedLayer(self.graph, where)}
-        return Delayed(result.key, HighLevelGraph(layers, {name: set()}), layer=name)
+            return delayed_of(result.key, self.graph)
+        return placed_delayed(result.key, self.graph, f"tasks-{self._prefix}", _Placed(self._placed))
 
     def _argument(self, value: Any) -> Any:
         """References stay what they are; those of other graphs bring their graph along; the rest is literal."""

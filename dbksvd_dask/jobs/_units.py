@@ -14,7 +14,8 @@ from dask.delayed import Delayed
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.evaluate.reconstruction import reconstruction_moments
 from dbksvd_dask.evaluate.sums import CodeSums
-from dbksvd_dask.graph import backend, run
+from dbksvd_dask.graph import run
+from dbksvd_dask.graph.backend import functions
 from dbksvd_dask.graph.encode import EncodePlan
 from dbksvd_dask.graph.load import dictionary_and_gram, prepare
 from dbksvd_dask.graph.run import current_client
@@ -43,7 +44,7 @@ def encode_unit(
 
     Writing is the one side effect of a task here: a unit that is run twice writes the same bytes twice.
     """
-    goal = writer.plan
+    goal, compute = writer.plan, functions(how.place)
     first, stop = goal.unit_bounds(unit)
     atom = np.empty((stop - first, how.spec.k), np.int32)
     coefficient = np.empty((stop - first, how.spec.k), goal.coefficient_dtype)
@@ -54,10 +55,10 @@ def encode_unit(
             where = StoreRows(reader, np.arange(start + a, start + b)).where
             Y = prepare(raw[a:b], where, how.mean, how.dtype)
             part = slice(start - first + a, start - first + b)
-            atom[part], exact = backend.codes_of(Y, D, gram, how.spec, how.weights, start + a)
+            atom[part], exact = compute.encode_rows(Y, D, gram, how.spec, how.weights, start + a)
             coefficient[part] = _narrow(exact, goal.coefficient_dtype)
             # the error of what is stored, not of what was computed
-            R = backend.residual_of(Y, atom[part], coefficient[part].astype(how.dtype), D)
+            R = compute.residual(Y, atom[part], coefficient[part].astype(how.dtype), D)
             sums.append(reconstruction_moments(Y, R))
     total = CodeSums.of(merge_moments(sums), atom, coefficient, first, (goal.n_atoms, goal.n_top))
     return writer.write_unit(unit, atom, coefficient, total)

@@ -1,12 +1,26 @@
-"""What one chunk of samples is between two tasks: state, sums, candidates, rounds."""
+"""What one chunk of samples is between two tasks, and what a task does to it on the host.
+
+`gpu.chunk` has the same functions by the same names for a device; `graph.backend.functions` chooses between them.
+Every function takes arrays and returns new ones; none changes its inputs. That is what lets Dask recompute
+whatever a dead worker held, and hand one result to several workers. Results are marked read-only, so that a
+mistake raises instead of corrupting.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import time
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from dbksvd_dask.kernels.moments import Moments
+from dbksvd_dask.kernels import encode, lanczos, update
+from dbksvd_dask.kernels._jit import kernel_input
+from dbksvd_dask.kernels.blas import one_blas_thread
+from dbksvd_dask.kernels.dead_atoms import Candidates, Rule, SeedPath
+from dbksvd_dask.kernels.lanczos import LanczosState
+from dbksvd_dask.kernels.moments import Moments, ResidualMoments, moments, residual_moments, row_norms
+from dbksvd_dask.kernels.scale import in_units, unit_of
+from dbksvd_dask.plan.encoder import AtomWeights, EncodeSpec
 
 
 class ChunkState(NamedTuple):
@@ -31,13 +45,6 @@ class ChunkStats(NamedTuple):
     finished: float  # time.time() at the end
 
 
-class Candidates(NamedTuple):
-    """Worst-reconstructed samples of one chunk, worst first, to take the place of dead atoms."""
-
-    error: np.ndarray  # (c,) float64, residual norms
-    rows: np.ndarray  # (c, d) the samples
-
-
 class Rounds(NamedTuple):
     """The rounds of one group: which atoms, and for each atom its round and place in it."""
 
@@ -46,8 +53,19 @@ class Rounds(NamedTuple):
     local_of: np.ndarray
 
 
+class RoundSums(NamedTuple):
+    """Sums over the samples of each atom of a round, in units of the chunks' largest samples.
+
+    `own` are sums for samples times ``2^unit``; `W` carries one such factor, since two would leave float32.
+    """
+
+    W: np.ndarray  # (n_local, d), sums of products with residual rows
+    own: tuple[np.ndarray, ...]  # (n_local,) float64 each
+    unit: int = 0
+
+
 def invert_rounds(atoms: list[np.ndarray], n_atoms: int) -> Rounds:
-    """Look-up tables from atom to round and place.
+    """Return look-up tables from atom to round and place.
 
     Parameters
     ----------
@@ -62,5 +80,235 @@ def invert_rounds(atoms: list[np.ndarray], n_atoms: int) -> Rounds:
 
 
 def add_counts(counts: list[np.ndarray]) -> np.ndarray:
-    """Samples per atom over all chunks."""
+    """Return samples per atom over all chunks."""
     return np.sum(counts, axis=0)
+
+
+def frozen(array: np.ndarray) -> np.ndarray:
+    """Mark a result read-only."""
+    array.flags.writeable = False
+    return array
+
+
+# ---------------------------------------------------------------------------------------------- samples and codes
+
+
+def prepare(raw: Any, mean: np.ndarray | None, dtype: Any) -> np.ndarray:
+    """Return rows as the kernels take them: C-contiguous, of the working dtype, less the mean.
+
+    Parameters
+    ----------
+    raw : (n, d) as stored; stays as it is
+    mean : (d,) or None
+    """
+    with np.errstate(over="ignore"):  # what leaves the range of the dtype becomes infinite, and is refused by name
+        if mean is None:
+            return np.ascontiguousarray(raw, dtype=dtype)
+        return np.ascontiguousarray(np.subtract(raw, mean.astype(dtype, copy=False), dtype=dtype))
+
+
+def squared_norms(Y: np.ndarray) -> np.ndarray:
+    """Return the squared norm of each row in float64: (n,)."""
+    return encode.squared_norms(Y)
+
+
+@one_blas_thread
+def encode_rows(
+    Y: np.ndarray,
+    D: np.ndarray,
+    gram: np.ndarray,
+    spec: EncodeSpec,
+    weights: AtomWeights | None = None,
+    first: int = 0,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Encode samples: atom (n, k) int32 and coefficient (n, k)."""
+    return encode.encode_rows(Y, D, gram, spec, weights, first)
+
+
+def residual(Y: np.ndarray, atom: np.ndarray, coefficient: np.ndarray, D: np.ndarray) -> np.ndarray:
+    """Return the residual of given codes, ``Y - X D``: (n, d)."""
+    return encode.residual(Y, atom, coefficient, D)
+
+
+@one_blas_thread
+def measure(
+    Y: np.ndarray,
+    D: np.ndarray,
+    gram: np.ndarray,
+    spec: EncodeSpec,
+    weights: AtomWeights | None = None,
+    first: int = 0,
+) -> tuple[Moments, int]:
+    """Encode samples: return sums over them and their residual, and the number of nonzeros."""
+    atom, coefficient = encode.encode_rows(Y, D, gram, spec, weights, first)
+    R = encode.residual(Y, atom, coefficient, D)
+    return moments(Y, R), int(np.count_nonzero(atom >= 0))
+
+
+@one_blas_thread
+def encode_chunk(
+    Y: np.ndarray,
+    D: np.ndarray,
+    gram: np.ndarray,
+    spec: EncodeSpec,
+    rounds: Rounds,
+    weights: AtomWeights | None = None,
+) -> tuple[ChunkState, np.ndarray]:
+    """Encode a chunk, subtract the reconstruction and group the nonzeros by round.
+
+    Returns
+    -------
+    state : ChunkState
+    counts : (n_atoms,) int64, samples per atom
+    """
+    atom, coefficient = encode.encode_rows(Y, D, gram, spec, weights)
+    R = encode.residual(Y, atom, coefficient, D)
+    start, pos, local = update.group_by_round(atom, rounds.round_of, rounds.local_of, len(rounds.atoms))
+    counts = update.count_atoms(atom, D.shape[0])
+    for array in (R, atom, coefficient, start, pos, local):
+        frozen(array)
+    unit = unit_of(float(np.abs(coefficient).max(initial=0)), coefficient.dtype)
+    return ChunkState(R, atom, coefficient, start, pos, local, unit=unit), counts
+
+
+def chunk_stats(Y: np.ndarray, state: ChunkState, counts: np.ndarray) -> ChunkStats:
+    """Return sums over the samples and their residual."""
+    return ChunkStats(moments(Y, state.R), row_norms(Y), counts, time.time())
+
+
+def after_update(state: ChunkState, stats: ChunkStats) -> ResidualMoments:
+    """Return sums over the residual after the last round."""
+    return residual_moments(state.R, stats.y_norms)
+
+
+def park(state: ChunkState) -> ChunkState:
+    """Return the state as it waits for the next task: on the host it is there already."""
+    return state
+
+
+# ---------------------------------------------------------------------------------------------- rounds
+
+
+def _inputs(*arrays: np.ndarray) -> list[Any]:
+    """Arrays as the kernels take them."""
+    return list(map(kernel_input, arrays))
+
+
+def first_product(state: ChunkState, r: int, n_local: int) -> RoundSums:
+    """Return partial sums of the warm start of round `r`: W (n_local, d) and x2 (n_local,)."""
+    x = in_units(state.coefficient, state.unit)
+    arrays = (state.R, x, state.start[r], state.pos, state.local)
+    W, x2 = update.start_products(*(*_inputs(*arrays), n_local))
+    return RoundSums(frozen(W), (frozen(x2),), state.unit)
+
+
+def next_product(state: ChunkState, r: int, lz: LanczosState) -> RoundSums:
+    """Return partial sums of one Lanczos product of round `r`: W (n_local, d), sx and s2 (n_local,)."""
+    # the vectors carry the units of the residual, which is not copied
+    x, V = (in_units(a, state.unit) for a in (state.coefficient, lz.basis[-1]))
+    arrays = (state.R, x, state.start[r], state.pos, state.local, V, lz.dv)
+    W, sx, s2 = update.next_products(*_inputs(*arrays))
+    return RoundSums(frozen(W), (frozen(sx), frozen(s2)), state.unit)
+
+
+def add_sums(parts: list[RoundSums]) -> RoundSums:
+    """Add the sums over some chunks from left to right, in the units of the largest samples."""
+    unit = min(part.unit for part in parts)
+    W, *own = add_parts([arrays_in_units(part, unit) for part in parts])
+    return RoundSums(W, tuple(own), unit)
+
+
+def arrays_in_units(part: RoundSums, unit: int) -> tuple[np.ndarray, ...]:
+    """Return the arrays of a part in other units; of any library."""
+    step = unit - part.unit
+    return in_units(part.W, step), *(in_units(total, 2 * step) for total in part.own)
+
+
+def add_parts(parts: list[tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
+    """Sum tuples of arrays from left to right; the order fixes the bits."""
+    if len(parts) == 1:
+        return parts[0]
+    totals = [np.add(a, b) for a, b in zip(parts[0], parts[1], strict=True)]
+    for part in parts[2:]:
+        for total, more in zip(totals, part, strict=True):
+            np.add(total, more, out=total)
+    return tuple(frozen(total) for total in totals)
+
+
+def begin_round(parts: list[RoundSums], D: np.ndarray, members: np.ndarray) -> LanczosState:
+    """Start a round from the chunks' partial sums."""
+    W, (x2,), unit = add_sums(parts)
+    return lanczos.warm_start(W, x2, D[members], unit)
+
+
+def advance_round(parts: list[RoundSums], lz: LanczosState, D: np.ndarray, members: np.ndarray) -> LanczosState:
+    """Take one Lanczos step of a round from the chunks' partial sums."""
+    W, (sx, s2), unit = add_sums(parts)
+    return lanczos.advance(lz, W, sx, s2, D[members], unit)
+
+
+def finish_round(lz: LanczosState, D: np.ndarray, members: np.ndarray) -> np.ndarray:
+    """Return the new atoms of a round: (n_local, d)."""
+    return frozen(lanczos.leading_vectors(lz, D[members]))
+
+
+def refresh_chunk(
+    state: ChunkState, r: int, D: np.ndarray, members: np.ndarray, new: np.ndarray, nonneg: bool
+) -> ChunkState:
+    """Exchange the atoms of round `r` and refit their coefficients."""
+    arrays = (state.R, state.coefficient, state.start[r], state.pos, state.local, D[members], new)
+    R, coefficient = update.refresh(*(*_inputs(*arrays), nonneg))
+    return state._replace(R=frozen(R), coefficient=frozen(coefficient))
+
+
+# ---------------------------------------------------------------------------------------------- the new dictionary
+
+
+def worst_samples(
+    state: ChunkState, D: np.ndarray, members: list[np.ndarray], new: list[np.ndarray], counts: np.ndarray
+) -> Candidates:
+    """Return the samples of a chunk with the largest residual norms, as many as there are dead atoms.
+
+    The sample is rebuilt from its residual and its codes, so that the chunk need not be kept or read again.
+    """
+    n_dead = int(np.count_nonzero(counts == 0))
+    if n_dead == 0:
+        return Candidates(np.empty(0), np.empty((0, D.shape[1]), D.dtype))
+    error = row_norms(state.R)
+    worst = np.argsort(-error, kind="stable")[:n_dead]
+    updated = place_atoms(D, members, new)
+    atom = kernel_input(state.atom[worst])
+    rows = encode.residual(state.R[worst], atom, -state.coefficient[worst], updated)
+    return Candidates(error[worst], rows)
+
+
+def place_atoms(D: np.ndarray, members: list[np.ndarray], new: list[np.ndarray]) -> np.ndarray:
+    """Return a dictionary with the atoms of all rounds put in: a new (n_atoms, d)."""
+    out = np.array(D)
+    for indices, atoms in zip(members, new, strict=True):
+        out[indices] = atoms
+    return out
+
+
+def merge_dictionary(
+    D: np.ndarray,
+    members: list[np.ndarray],
+    new: list[np.ndarray],
+    counts: np.ndarray,
+    candidates: list[Candidates],
+    rule: Rule,
+    path: SeedPath,
+) -> np.ndarray:
+    """Return the updated dictionary: the rounds' atoms, and what a rule puts in the place of dead ones.
+
+    Parameters
+    ----------
+    counts : (n_atoms,) samples per atom
+    candidates : per chunk, in chunk order; see `kernels.dead_atoms`
+    """
+    out = place_atoms(D, members, new)
+    dead = np.flatnonzero(counts == 0)
+    if dead.size:
+        chosen = rule.choose(candidates, out, dead, path)
+        out[dead[: chosen.shape[0]]] = chosen
+    return frozen(out)

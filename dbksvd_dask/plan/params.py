@@ -10,12 +10,12 @@ from typing import Any
 
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.plan import stream
+from dbksvd_dask.plan.dead_atoms import DEAD_ATOM_RULES
 from dbksvd_dask.plan.encoders import ENCODERS, able
 from dbksvd_dask.plan.groups import group_sizes
 from dbksvd_dask.plan.growth import growth_iterations, growth_sizes
 
 INITS = ("uniform", "data", "array")
-DEAD_ATOM_RULES = ("residual", "random", "keep")
 DEVICES = ("auto", "cpu", "gpu")
 SPARSITIES = ("max", "mean")
 ENCODES = ("plain", "staged")
@@ -165,7 +165,7 @@ _INTEGERS = {
 _CHOICES = {
     "encoder": tuple(ENCODERS),
     "init": INITS,
-    "dead_atoms": DEAD_ATOM_RULES,
+    "dead_atoms": tuple(DEAD_ATOM_RULES),
     "device": DEVICES,
     "encode": ENCODES,
     "sparsity": SPARSITIES,

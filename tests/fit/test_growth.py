@@ -85,7 +85,7 @@ def test_a_batch_that_prefers_frequent_atoms_equals_its_twin(rng, make_dictionar
     used = rng.integers(1, 100, 40)
     state = Dictionary(D, None, params.to_json(), iteration=24, counts=used).with_thresholds(0.5, 0.7)
     result, rows = trainer.step(state), trainer.stream.batch(24)
-    (group,) = trainer.batch_spec(state).groups
+    (group,) = trainer.policy.batch_spec(state).groups
     rounds = [list(m) for m in plan_rounds(group, 0, 24)]
     expected, counts, R = batch_in_order(Y[rows], D, used, 15, rounds, steps=2, min_coefficient=0.7, nonneg=nonneg)
     np.testing.assert_array_equal(result.counts, counts)
@@ -154,7 +154,7 @@ def test_dead_atoms_are_drawn_anew_unless_they_are_kept(rng, make_dictionary, ru
     np.testing.assert_allclose(np.linalg.norm(grown.atoms, axis=1), 1, atol=1e-5)
     same = (grown.atoms[20:] == D[20:]).all(axis=1)
     assert same.all() if rule == "keep" else not same.any()
-    assert trainer.batch_spec(state).dead_atoms == "keep"
+    assert trainer.policy.batch_spec(state).dead_atoms == "keep"
 
 
 def test_draws_are_proportional_to_squared_norms(rng):

@@ -1,6 +1,7 @@
 """Choosing a device, planning its memory, and the likeness of CPU and GPU functions."""
 
 import doctest
+import importlib
 import inspect
 import subprocess
 import sys
@@ -17,8 +18,6 @@ from dbksvd_dask.errors import DeviceError, InputError, MemoryPlanError
 from dbksvd_dask.gpu import device
 from dbksvd_dask.graph import backend
 from dbksvd_dask.jobs.encode import encode_store
-from dbksvd_dask.kernels import encode as cpu_encode
-from dbksvd_dask.kernels import update as cpu_update
 from dbksvd_dask.plan import device as gpu_plan
 from dbksvd_dask.plan.device import CPU, Placement, Sizes, peak_bytes, plan_device
 from dbksvd_dask.plan.encoders import ENCODERS
@@ -191,39 +190,44 @@ def test_more_rows_never_need_less_memory():
 # ---------------------------------------------------------------------------------------------- likeness
 
 PAIRS = [
-    ("chunk", "encode_chunk", "encode_chunk"),
-    ("chunk", "first_product", "first_product"),
-    ("chunk", "next_product", "next_product"),
-    ("chunk", "refresh_chunk", "refresh_chunk"),
-    ("chunk", "worst_samples", "worst_samples"),
-    ("chunk", "place_atoms", "place_atoms"),
-    ("chunk", "codes_of", "encode_rows"),
-    ("chunk", "residual_of", "residual"),
-    ("chunk", "measure", "measure"),
-    ("chunk", "prepare", "prepare"),
-    ("encode", "encode_rows", "encode_rows"),
-    ("encode", "residual", "residual"),
-    ("encode", "gram_matrix", "gram_matrix"),
-    ("encode", "squared_norms", "squared_norms"),
-    ("update", "group_by_round", "group_by_round"),
+    ("encode", "encode_rows"),
+    ("encode", "residual"),
+    ("encode", "gram_matrix"),
+    ("encode", "squared_norms"),
+    ("update", "group_by_round"),
 ]
+# functions of `kernels.chunk` that serve both
+SHARED = {"frozen", "invert_rounds", "add_counts", "arrays_in_units"}
 
 
 def parameters(function):
-    """Names and defaults; what only says which of the two to take is left out."""
+    """Names and defaults."""
     signature = inspect.signature(getattr(function, "py_func", function))
-    return [(p.name, p.default) for p in signature.parameters.values() if p.name != "device"]
+    return [(p.name, p.default) for p in signature.parameters.values()]
 
 
-@pytest.mark.parametrize(("module", "cpu_name", "gpu_name"), PAIRS)
-def test_cpu_and_gpu_functions_take_the_same_parameters(module, cpu_name, gpu_name):
-    from dbksvd_dask.gpu import chunk as gpu_chunk
-    from dbksvd_dask.gpu import encode as gpu_encode
-    from dbksvd_dask.gpu import update as gpu_update
+def functions_of(module):
+    """Public functions that a module defines."""
+    found = inspect.getmembers(module, inspect.isfunction)
+    return {name: f for name, f in found if f.__module__ == module.__name__ and not name.startswith("_")}
 
-    cpu = {"chunk": backend, "encode": cpu_encode, "update": cpu_update}[module]
-    gpu = {"chunk": gpu_chunk, "encode": gpu_encode, "update": gpu_update}[module]
-    assert parameters(getattr(cpu, cpu_name)) == parameters(getattr(gpu, gpu_name))
+
+@pytest.mark.parametrize(("module", "name"), PAIRS)
+def test_cpu_and_gpu_functions_take_the_same_parameters(module, name):
+    cpu, gpu = (importlib.import_module(f"dbksvd_dask.{place}.{module}") for place in ("kernels", "gpu"))
+    assert parameters(getattr(cpu, name)) == parameters(getattr(gpu, name))
+
+
+def test_what_tasks_do_to_chunks_has_a_twin_on_the_device():
+    from dbksvd_dask.gpu import chunk as on_device
+    from dbksvd_dask.kernels import chunk
+
+    assert backend.functions(CPU) is chunk
+    assert backend.functions(Placement("gpu")) is on_device
+    cpu, gpu = functions_of(chunk), functions_of(on_device)
+    assert set(cpu) - set(gpu) == SHARED
+    for name in set(cpu) & set(gpu):
+        assert parameters(cpu[name]) == parameters(gpu[name]), name
 
 
 def test_the_arithmetic_in_the_documentation_is_what_the_command_prints(capsys):

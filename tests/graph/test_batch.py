@@ -1,5 +1,7 @@
 """One outer batch as a Dask graph: equal to its twin, pure, small, and the same bits however it ran."""
 
+import sys
+
 import dask
 import dask.array as da
 import numpy as np
@@ -9,6 +11,8 @@ from dbksvd_dask import DBKSVD
 from dbksvd_dask.fit.trainer import Trainer
 from dbksvd_dask.graph import batch
 from dbksvd_dask.graph.sources import as_source
+from dbksvd_dask.kernels.dead_atoms import Candidates, Rule
+from dbksvd_dask.plan.dead_atoms import DEAD_ATOM_RULES, DeadAtomRule
 from dbksvd_dask.plan.groups import plan_rounds
 from dbksvd_dask.plan.params import FitParams
 from tests.naive import kernels
@@ -17,6 +21,13 @@ from tests.naive import kernels
 def trainer_of(Y, **params):
     checked = FitParams.checked(**{"n_atoms": 40, "k": 4, "validation": 0, "center": False, **params})
     return Trainer(as_source(Y, checked.chunk_size), checked)
+
+
+def first_graph(trainer):
+    """Graph of the first batch of a fit."""
+    state = trainer.start()
+    spec = trainer.policy.batch_spec(state)
+    return batch.build_batch(trainer.source, trainer.stream.batch(0), state.atoms, None, spec, 0)
 
 
 def samples(rng, n=300, d=24, dtype=np.float32):
@@ -31,7 +42,7 @@ def test_batch_equals_twin(rng, groups, nonneg):
     state = trainer.start()
     rows = trainer.stream.batch(0)
     result = trainer.step(state)
-    spec = trainer.batch_spec()
+    spec = trainer.policy.batch_spec(state)
     rounds = [[list(m) for m in plan_rounds(g, 0, 0)] for g in spec.groups]
     expected, R, gap = kernels.outer_batch(
         Y[rows], state.atoms, [(g.start, g.stop, g.k) for g in spec.groups], rounds, steps=2, nonneg=nonneg
@@ -82,8 +93,7 @@ def test_tasks_are_pure(rng):
     """Every task sees its inputs again afterwards, unchanged."""
     Y = samples(rng)
     trainer = trainer_of(Y, chunk_size=64)
-    state = trainer.start()
-    graph = batch.build_batch(trainer.source, trainer.stream.batch(0), state.atoms, None, trainer.batch_spec(), 0)
+    graph = first_graph(trainer)
     seen = {}
 
     def fingerprint(value):
@@ -103,9 +113,7 @@ def test_tasks_are_pure(rng):
 def test_graph_is_small_and_readable(rng):
     Y = samples(rng, 800, 16)
     trainer = trainer_of(Y, chunk_size=100, batch_size=800)
-    graph = batch.build_batch(
-        trainer.source, trainer.stream.batch(0), trainer.start().atoms, None, trainer.batch_spec(), 0
-    )
+    graph = first_graph(trainer)
     assert batch.count_tasks(graph) < 400  # 8 chunks, 8 rounds
     prefixes = {dask.utils.key_split(key) for key in graph.__dask_graph__()}
     assert {"encode", "refresh", "round", "lanczos-product", "gram"} <= prefixes
@@ -143,6 +151,38 @@ def test_dead_atoms_follow_the_rule(rng, rule):
     assert model.history_["dead_atoms"].item() >= 1
     moved = not np.allclose(model.components_[7], init[7], atol=1e-6)
     assert moved == (rule != "keep")
+
+
+class Smallest(Rule):
+    """A rule of this test: the samples of the smallest norm take the place of dead atoms, in chunk order."""
+
+    proposes = True
+
+    def propose(self, compute, state, D, members, new, counts):
+        Y = compute.residual(state.R, state.atom, -state.coefficient, compute.place_atoms(D, members, new))
+        smallest = np.argsort(np.linalg.norm(Y, axis=1))[:1]
+        return Candidates(-np.linalg.norm(Y[smallest], axis=1), Y[smallest])
+
+    def choose(self, candidates, D, dead, path):
+        return kernels.unit_rows(np.concatenate([c.rows for c in candidates])[: dead.size])
+
+
+def test_a_rule_for_dead_atoms_is_one_class_and_one_entry(rng, monkeypatch):
+    monkeypatch.setitem(sys.modules, "dbksvd_dask.kernels.smallest", sys.modules[__name__])
+    entry = DeadAtomRule("the smallest samples", "smallest:Smallest")
+    monkeypatch.setitem(DEAD_ATOM_RULES, "smallest", entry)
+    Y = samples(rng, 60, 16)
+    Y[[10, 50]] *= 1e-3
+    trainer = trainer_of(Y, chunk_size=30, k=1, n_rounds=1)
+    state = trainer.start()
+    D = state.atoms.copy()
+    D[[5, 9]] = -D[[1, 2]]  # never chosen: atoms 1 and 2 win every tie by their index
+    spec = trainer.policy.batch_spec(state)._replace(dead_atoms="smallest")
+    result = batch.run_batch(batch.build_batch(trainer.source, np.arange(60), D, None, spec, 0))
+    dead = np.flatnonzero(result.counts == 0)
+    assert {5, 9} <= set(dead)
+    np.testing.assert_allclose(result.dictionary[dead[:2]], kernels.unit_rows(Y[[10, 50]]), atol=1e-5)
+    np.testing.assert_array_equal(result.dictionary[dead[2:]], D[dead[2:]])
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dbksvd_dask.errors import StoreError
-from dbksvd_dask.graph import readahead, sources
+from dbksvd_dask.graph import batch, readahead, sources
 from tests.helpers import clusters
 
 
@@ -152,6 +152,8 @@ def test_a_fit_on_a_slow_store_reads_ahead_and_gives_the_same_bits(store, reader
     assert not any(name.startswith("dbksvd-read-ahead") for name in readers)
 
 
-def test_rows_of_arrays_are_not_read_ahead():
-    refs = [sources.ArrayRows(np.zeros((4, 2)), np.arange(4), 4)]
-    assert readahead.with_next(refs, refs, tag(0)) is refs
+def test_only_rows_of_stores_are_read_ahead(store):
+    upcoming = batch.Upcoming("fit", np.arange(4, 8))
+    for Y, kind in ((np.zeros((8, 2)), sources.ArrayRows), (store, readahead.AheadRows)):
+        refs = batch._references(sources.as_source(Y, 4), np.arange(4), 4, 0, upcoming)
+        assert [type(ref) for ref in refs] == [kind]

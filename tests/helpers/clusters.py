@@ -97,10 +97,10 @@ def install_gate(folder, round_):
     Only while the file `armed` exists. Tasks name their function, so what a worker finds under that name is what
     runs.
     """
-    from dbksvd_dask.graph import backend
+    from dbksvd_dask.kernels import chunk
 
-    real = getattr(backend, "ungated_refresh", backend.refresh_chunk)
-    backend.ungated_refresh = real
+    real = getattr(chunk, "ungated_refresh", chunk.refresh_chunk)
+    chunk.ungated_refresh = real
     folder = Path(folder)
 
     @functools.wraps(real)
@@ -110,15 +110,15 @@ def install_gate(folder, round_):
             await_file(folder, "open")
         return real(state, r, *rest)
 
-    backend.refresh_chunk = gated
+    chunk.refresh_chunk = gated
 
 
 def remove_gate():
     """In a worker process: back to the real function."""
-    from dbksvd_dask.graph import backend
+    from dbksvd_dask.kernels import chunk
 
-    if hasattr(backend, "ungated_refresh"):
-        backend.refresh_chunk = backend.ungated_refresh
+    if hasattr(chunk, "ungated_refresh"):
+        chunk.refresh_chunk = chunk.ungated_refresh
 
 
 def await_file(folder, pattern, seconds=PATIENCE):

@@ -5,7 +5,6 @@ import pytest
 
 from dbksvd_dask import DBKSVD, encode_store, open_codes
 from dbksvd_dask.errors import InputError
-from dbksvd_dask.graph import backend
 from dbksvd_dask.kernels import chunk, lanczos
 from dbksvd_dask.kernels.encode import gram_matrix
 from dbksvd_dask.kernels.scale import rows_near_one, unit_of
@@ -173,11 +172,11 @@ def sums_of(Y, D, exponents):
     states = []
     for part, exponent in zip(np.array_split(Y, len(exponents)), exponents, strict=True):
         rows = part * np.float32(2.0**exponent)
-        states.append(backend.encode_chunk(rows, D, gram_matrix(D), EncodeSpec(K), rounds)[0])
+        states.append(chunk.encode_chunk(rows, D, gram_matrix(D), EncodeSpec(K), rounds)[0])
     members = rounds.atoms[0]
-    lz = backend.begin_round([backend.first_product(s, 0, members.size) for s in states], D, members)
-    lz = backend.advance_round([backend.next_product(s, 0, lz) for s in states], lz, D, members)
-    return [s.unit for s in states], lz, backend.finish_round(lz, D, members)
+    lz = chunk.begin_round([chunk.first_product(s, 0, members.size) for s in states], D, members)
+    lz = chunk.advance_round([chunk.next_product(s, 0, lz) for s in states], lz, D, members)
+    return [s.unit for s in states], lz, chunk.finish_round(lz, D, members)
 
 
 def test_chunks_of_different_units_add_up_to_what_one_chunk_gives(rng, make_dictionary):

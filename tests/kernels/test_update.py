@@ -3,11 +3,14 @@
 import numpy as np
 import pytest
 
-from dbksvd_dask.graph import backend
 from dbksvd_dask.kernels import chunk, lanczos, update
+from dbksvd_dask.kernels.dead_atoms import SeedPath, rule_of
 from dbksvd_dask.kernels.encode import gram_matrix
 from dbksvd_dask.plan.encoder import EncodeSpec
 from tests.naive import kernels
+
+PATH = SeedPath(0, 0, 0)
+ALIVE_1, ALIVE_2 = [1, 1, 1, 0, 1, 1], [0, 1, 0, 0, 1, 1]  # samples per atom
 
 
 def encoded(rng, make_dictionary, n=120, n_atoms=40, d=24, k=4, n_rounds=5, dtype=np.float32, nonneg=False):
@@ -15,7 +18,7 @@ def encoded(rng, make_dictionary, n=120, n_atoms=40, d=24, k=4, n_rounds=5, dtyp
     D = make_dictionary(n_atoms, d, dtype)
     Y = rng.standard_normal((n, d)).astype(dtype)
     rounds = chunk.invert_rounds(np.array_split(rng.permutation(n_atoms).astype(np.int32), n_rounds), n_atoms)
-    state, counts = backend.encode_chunk(Y, D, gram_matrix(D), EncodeSpec(k, nonneg=nonneg), rounds)
+    state, counts = chunk.encode_chunk(Y, D, gram_matrix(D), EncodeSpec(k, nonneg=nonneg), rounds)
     return Y, D, rounds, state, counts
 
 
@@ -42,9 +45,9 @@ def test_partial_products_equal_the_formed_matrix(rng, make_dictionary):
     _, D, rounds, state, _ = encoded(rng, make_dictionary, dtype=np.float64)
     X = kernels.dense(state.atom, state.coefficient, D.shape[0])
     for r, members in enumerate(rounds.atoms):
-        W, (x2,), _ = backend.first_product(state, r, members.size)
+        W, (x2,), _ = chunk.first_product(state, r, members.size)
         lz = lanczos.warm_start(W, x2, D[members])
-        W2, (sx, s2), _ = backend.next_product(state, r, lz)
+        W2, (sx, s2), _ = chunk.next_product(state, r, lz)
         for local, j in enumerate(members):
             E, samples = kernels.error_matrix(state.R, X, D, j)
             if samples.size == 0:
@@ -95,7 +98,7 @@ def test_one_atom_per_round_with_many_steps_is_classic_ksvd(rng, make_dictionary
     Y = rng.standard_normal((120, 24)).astype(np.float32)
     order = rng.permutation(40).astype(np.int32)
     rounds = chunk.invert_rounds([order[i : i + 1] for i in range(40)], 40)
-    state, _ = backend.encode_chunk(Y, D, gram_matrix(D), EncodeSpec(4), rounds)
+    state, _ = chunk.encode_chunk(Y, D, gram_matrix(D), EncodeSpec(4), rounds)
     X = kernels.dense(state.atom, state.coefficient, 40)
     expected, X_new, R_new = kernels.update(
         Y.astype(np.float64), X, D.astype(np.float64), [[int(j)] for j in order], order_of(state.atom)
@@ -110,11 +113,11 @@ def run_rounds(D, states, rounds, steps, nonneg=False):
     """All rounds by the chunk functions, as the graph calls them."""
     out = D.copy()
     for r, members in enumerate(rounds.atoms):
-        lz = backend.begin_round([backend.first_product(s, r, members.size) for s in states], D, members)
+        lz = chunk.begin_round([chunk.first_product(s, r, members.size) for s in states], D, members)
         for _ in range(steps - 1):
-            lz = backend.advance_round([backend.next_product(s, r, lz) for s in states], lz, D, members)
-        out[members] = backend.finish_round(lz, D, members)
-        states = [backend.refresh_chunk(s, r, D, members, out[members], nonneg) for s in states]
+            lz = chunk.advance_round([chunk.next_product(s, r, lz) for s in states], lz, D, members)
+        out[members] = chunk.finish_round(lz, D, members)
+        states = [chunk.refresh_chunk(s, r, D, members, out[members], nonneg) for s in states]
     return out, states
 
 
@@ -143,7 +146,7 @@ def test_an_update_never_raises_the_error_of_a_row_by_its_refit(rng, make_dictio
     _, D, rounds, state, _ = encoded(rng, make_dictionary, n_rounds=n_rounds)
     for r, members in enumerate(rounds.atoms):
         before = np.linalg.norm(state.R, axis=1)
-        same = backend.refresh_chunk(state, r, D, members, D[members], False)
+        same = chunk.refresh_chunk(state, r, D, members, D[members], False)
         assert (np.linalg.norm(same.R, axis=1) <= before + 1e-5).all()
 
 
@@ -151,9 +154,9 @@ def test_error_of_the_batch_never_rises_with_one_atom_per_round(rng, make_dictio
     _, D, rounds, state, _ = encoded(rng, make_dictionary, n_rounds=40)
     last = np.linalg.norm(state.R)
     for r, members in enumerate(rounds.atoms):
-        lz = backend.begin_round([backend.first_product(state, r, 1)], D, members)
-        lz = backend.advance_round([backend.next_product(state, r, lz)], lz, D, members)
-        state = backend.refresh_chunk(state, r, D, members, backend.finish_round(lz, D, members), False)
+        lz = chunk.begin_round([chunk.first_product(state, r, 1)], D, members)
+        lz = chunk.advance_round([chunk.next_product(state, r, lz)], lz, D, members)
+        state = chunk.refresh_chunk(state, r, D, members, chunk.finish_round(lz, D, members), False)
         error = np.linalg.norm(state.R)
         assert error <= last * (1 + 1e-6)
         last = error
@@ -179,8 +182,8 @@ def test_dead_atoms_take_the_worst_samples_each_once(rng, make_dictionary):
         )
         for part in (slice(0, 5), slice(5, 12))
     ]
-    candidates = [backend.worst_samples(h, D, members, atoms, counts) for h in halves]
-    merged = backend.merge_dictionary(D, members, atoms, counts, candidates, None)
+    candidates = [chunk.worst_samples(h, D, members, atoms, counts) for h in halves]
+    merged = chunk.merge_dictionary(D, members, atoms, counts, candidates, rule_of("residual"), PATH)
     X = kernels.dense(state.atom, state.coefficient, 40)
     expected = kernels.replace_dead(new.astype(np.float64), X, state.R.astype(np.float64), counts)
     assert (counts == 0).sum() > 12, "more dead atoms than samples: some must stay"
@@ -190,12 +193,19 @@ def test_dead_atoms_take_the_worst_samples_each_once(rng, make_dictionary):
 def test_dead_atoms_can_be_kept_or_drawn_anew(rng, make_dictionary):
     D = make_dictionary(6, 4)
     counts = np.array([1, 0, 2, 0, 1, 1])
-    fresh = make_dictionary(6, 4)
-    kept = backend.merge_dictionary(D, [], [], counts, [], None)
+    kept, drawn = (chunk.merge_dictionary(D, [], [], counts, [], rule_of(n), PATH) for n in ("keep", "random"))
     np.testing.assert_array_equal(kept, D)
-    drawn = backend.merge_dictionary(D, [], [], counts, [], fresh)
-    np.testing.assert_array_equal(drawn[[1, 3]], fresh[[1, 3]])
     np.testing.assert_array_equal(drawn[[0, 2, 4, 5]], D[[0, 2, 4, 5]])
+    assert (np.abs(drawn[[1, 3]] - D[[1, 3]]).max(axis=1) > 0.1).all()
+    np.testing.assert_allclose(np.linalg.norm(drawn, axis=1), 1, rtol=1e-6)
+
+
+def test_a_random_atom_depends_on_where_it_is_and_not_on_which_others_are_dead(make_dictionary):
+    D, rule = make_dictionary(6, 4), rule_of("random")
+    one, two = (chunk.merge_dictionary(D, [], [], np.array(c), [], rule, PATH) for c in (ALIVE_1, ALIVE_2))
+    np.testing.assert_array_equal(one[3], two[3])
+    later = chunk.merge_dictionary(D, [], [], np.array(ALIVE_1), [], rule, PATH._replace(iteration=1))
+    assert (one[3] != later[3]).any()
 
 
 def test_kernels_leave_their_inputs_alone(rng, make_dictionary):
@@ -209,7 +219,7 @@ def test_kernels_leave_their_inputs_alone(rng, make_dictionary):
 
 def test_sum_of_parts_is_in_fixed_order(rng):
     parts = [(rng.standard_normal(50).astype(np.float32),) for _ in range(5)]
-    (total,) = backend.add_parts(parts)
+    (total,) = chunk.add_parts(parts)
     expected = parts[0][0]
     for (part,) in parts[1:]:
         expected = expected + part

@@ -224,10 +224,10 @@ WORKER_BYTES, HOARD_BYTES = 800_000_000, 1_000_000_000
 
 def hoard(folder, times):
     """In a worker process: some refresh tasks take more memory than it may have, and wait to be ended."""
-    from dbksvd_dask.graph import backend
+    from dbksvd_dask.kernels import chunk
 
-    real = getattr(backend, "ungated_refresh", backend.refresh_chunk)
-    backend.ungated_refresh = real
+    real = getattr(chunk, "ungated_refresh", chunk.refresh_chunk)
+    chunk.ungated_refresh = real
     folder = Path(folder)
 
     def hoarding(state, r, *rest):
@@ -239,7 +239,7 @@ def hoard(folder, times):
             del held
         return real(state, r, *rest)
 
-    backend.refresh_chunk = hoarding
+    chunk.refresh_chunk = hoarding
 
 
 class Hoarders(WorkerPlugin):

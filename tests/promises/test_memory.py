@@ -59,7 +59,6 @@ def test_the_advised_batch_fits_and_one_more_chunk_does_not(sizes, limit):
 
 def test_states_are_counted_as_they_are():
     """What a chunk really holds between two rounds, against the formula."""
-    from dbksvd_dask.graph import backend
     from dbksvd_dask.kernels import chunk
     from dbksvd_dask.kernels.encode import gram_matrix
     from dbksvd_dask.plan import groups, seeds
@@ -69,7 +68,7 @@ def test_states_are_counted_as_they_are():
     Y, D = rng.standard_normal((500, 32)).astype("f4"), seeds.random_atoms(64, 32, "f4", 0)
     group = groups.plan_groups(64, 4, None, 8)[0]
     rounds = chunk.invert_rounds(groups.plan_rounds(group, 0, 0), 64)
-    state, _ = backend.encode_chunk(Y, D, gram_matrix(D), EncodeSpec(4), rounds)
+    state, _ = chunk.encode_chunk(Y, D, gram_matrix(D), EncodeSpec(4), rounds)
     held = sum(array.nbytes for array in state if isinstance(array, np.ndarray))
     planned = memory.state_bytes(memory.FitSizes(32, 64, 4, 500, 500), 500)
     assert held <= planned <= 1.1 * held

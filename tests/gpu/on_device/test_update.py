@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from dbksvd_dask.gpu import device
-from dbksvd_dask.graph import backend
 from dbksvd_dask.kernels import chunk, lanczos
 from dbksvd_dask.kernels.encode import gram_matrix
 from dbksvd_dask.plan.encoder import EncodeSpec
@@ -35,7 +34,7 @@ def case(space, data, rng):
         atoms = np.array_split(rng.permutation(n_atoms).astype(np.int32), n_rounds)
         rounds = chunk.invert_rounds(atoms, n_atoms)
         spec = EncodeSpec(k, **how)
-        host, counts = backend.encode_chunk(Y, D, gram_matrix(D), spec, rounds)
+        host, counts = chunk.encode_chunk(Y, D, gram_matrix(D), spec, rounds)
         gram, D_device = space.asarray(gram_matrix(D)), space.asarray(D)
         state, device_counts = gpu.encode_chunk(space.asarray(Y), D_device, gram, spec, rounds)
         np.testing.assert_array_equal(counts, device_counts)
@@ -96,10 +95,10 @@ def test_products_of_a_round_equal_cpu(space, case, dtype):
     c = case(dtype=dtype)
     tolerance = 2e-5 if dtype == np.float32 else 1e-12
     for r, members in enumerate(c.rounds.atoms):
-        expected = backend.first_product(c.host, r, members.size)
+        expected = chunk.first_product(c.host, r, members.size)
         same_sums(space, gpu.first_product(c.state, r, members.size), expected, tolerance)
         lz = lanczos.warm_start(expected.W, *expected.own, c.D[members], expected.unit)
-        expected = backend.next_product(c.host, r, lz)
+        expected = chunk.next_product(c.host, r, lz)
         same_sums(space, gpu.next_product(c.state, r, on_device(space, lz)), expected, tolerance)
 
 
@@ -111,12 +110,12 @@ def test_new_atoms_of_samples_far_from_one_equal_cpu(space, case, exponent):
     assert c.state.unit == c.host.unit != 0
     members = c.rounds.atoms[0]
     atoms = []
-    for state, products in ((c.host, backend), (c.state, gpu)):
-        sums = backend.RoundSums(*products.first_product(state, 0, members.size))
-        lz = backend.begin_round([sums, sums], c.D, members)
-        sums = backend.RoundSums(*products.next_product(state, 0, lz))
-        lz = backend.advance_round([sums, sums], lz, c.D, members)
-        atoms.append(backend.finish_round(lz, c.D, members))
+    for state, compute in ((c.host, chunk), (c.state, gpu)):
+        sums = compute.first_product(state, 0, members.size)
+        lz = compute.begin_round([sums, sums], c.D, members)
+        sums = compute.next_product(state, 0, lz)
+        lz = compute.advance_round([sums, sums], lz, c.D, members)
+        atoms.append(compute.finish_round(lz, c.D, members))
     close(space, atoms[1], atoms[0], 1e-4)
     used = c.counts[members] > 0
     assert (np.abs(atoms[0] - c.D[members]).max(axis=1) > 1e-3)[used].any(), "some atom has moved"
@@ -145,7 +144,7 @@ def test_refresh_equals_cpu_and_leaves_its_inputs_alone(space, case, data, monke
     _, new = data(1, *c.D.shape)
     before = [space.to_host(a) for a in (c.state.R, c.state.coefficient)]
     for r, members in enumerate(c.rounds.atoms):
-        expected = backend.refresh_chunk(c.host, r, c.D, members, new[members], nonneg)
+        expected = chunk.refresh_chunk(c.host, r, c.D, members, new[members], nonneg)
         got = gpu.refresh_chunk(c.state, r, c.D_device, members, space.asarray(new[members]), nonneg)
         close(space, got.R, expected.R)
         close(space, got.coefficient, expected.coefficient)
@@ -178,11 +177,11 @@ def test_worst_samples_equal_cpu(space, case, data):
     assert (c.counts == 0).any()
     members = list(c.rounds.atoms)
     _, new = data(1, *c.D.shape)
-    expected = backend.worst_samples(c.host, c.D, members, [new[m] for m in members], c.counts)
+    expected = chunk.worst_samples(c.host, c.D, members, [new[m] for m in members], c.counts)
     error, rows = gpu.worst_samples(
         c.state, c.D_device, members, [space.asarray(new[m]) for m in members], c.counts
     )
-    np.testing.assert_allclose(error, expected.error, rtol=1e-6)
+    np.testing.assert_allclose(error, expected.score, rtol=1e-6)
     np.testing.assert_allclose(rows, expected.rows, atol=1e-5)
 
 
@@ -206,5 +205,5 @@ def test_samples_are_widened_and_centred_as_on_the_cpu(space, data, dtype):
     wide = np.float64 if dtype == "float64" else np.float32
     got = gpu.prepare(raw, mean, wide)
     assert device.on_device(got)
-    np.testing.assert_array_equal(space.to_host(got), backend.prepare(raw, mean, wide))
+    np.testing.assert_array_equal(space.to_host(got), chunk.prepare(raw, mean, wide))
     np.testing.assert_array_equal(space.to_host(gpu.prepare(raw, None, wide)), raw.astype(wide))

@@ -1,0 +1,127 @@
+"""What a fit does between two batches.
+
+The loop in `fit.trainer` calls a policy before and after every batch. `Policy` is that of an ordinary fit;
+`fit.growing.Growing`, that of a fit with `growth`, overrides it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from dbksvd_dask.dictionary import Dictionary
+from dbksvd_dask.fit.context import Context
+from dbksvd_dask.fit.history import record_of
+from dbksvd_dask.graph import batch
+from dbksvd_dask.kernels.moments import Moments
+from dbksvd_dask.plan import growth
+from dbksvd_dask.plan.encoder import AtomWeights, training_groups, training_spec
+from dbksvd_dask.plan.params import FitParams
+
+
+class Policy:
+    """What an ordinary fit does between two batches.
+
+    Attributes
+    ----------
+    first_n_atoms : atoms of the first dictionary
+    learns_mean : whether the mean starts at zero and follows from the batches
+    momentum : share of its last change by which an atom is moved before the next batch is encoded
+    dead_atoms : what a batch does about atoms that no sample used
+    """
+
+    learns_mean = False
+
+    def __init__(self, context: Context) -> None:
+        self.context, params = context, context.params
+        self.first_n_atoms, self.momentum, self.dead_atoms = params.n_atoms, params.momentum, params.dead_atoms
+
+    def before(self, state: Dictionary, rows: np.ndarray) -> Dictionary:
+        """Return the state with which the next batch starts.
+
+        Parameters
+        ----------
+        rows : (n,) int64, rows of that batch
+        """
+        return state
+
+    def preferences(self, state: Dictionary) -> AtomWeights | None:
+        """Return in what atoms differ when the next batch is encoded; None for all alike."""
+        return None
+
+    def batch_spec(self, state: Dictionary) -> batch.BatchSpec:
+        """Return what the next batch needs to know besides its rows and the dictionary."""
+        p, plan = self.context.params, self.context.place
+        return batch.BatchSpec(
+            groups=training_groups(p, state.n_atoms),
+            encode=training_spec(p, state.training_threshold, state.n_atoms),
+            lanczos_steps=p.lanczos_steps,
+            chunk_size=plan.chunk_size,
+            dead_atoms=self.dead_atoms,
+            seed=p.seed,
+            dtype=self.context.dtype,
+            place=plan.placement,
+            weights=self.preferences(state),
+        )
+
+    def after(self, state: Dictionary, result: batch.BatchResult) -> tuple[Dictionary, dict[str, float]]:
+        """Return the state after a batch, without its history, and the batch's record.
+
+        Parameters
+        ----------
+        state : with which the batch started
+        """
+        learned = next_training_threshold(self.context.params, state.training_threshold, result)
+        return self._successor(state, result, state.mean).with_thresholds(learned, learned), record_of(result)
+
+    def _successor(self, state: Dictionary, result: batch.BatchResult, mean: np.ndarray | None) -> Dictionary:
+        """State with the atoms that a batch gave."""
+        # an atom that was replaced has no direction of travel yet
+        previous = np.where((result.counts == 0)[:, None], result.dictionary, state.atoms)
+        return Dictionary(
+            result.dictionary,
+            mean,
+            self.context.params.to_json(),
+            self.context.source.identity,
+            state.iteration + 1,
+            counts=result.counts,
+            previous=previous,
+            extra=state.extra,
+        )
+
+
+def extrapolated(D: np.ndarray, previous: np.ndarray | None, momentum: float) -> np.ndarray:
+    """Move a dictionary further along its last change, rows of unit norm: (n_atoms, n_features).
+
+    Atoms drift in the same direction for many iterations; encoding a batch with where they are heading saves
+    about a third of the iterations.
+    """
+    if previous is None or momentum == 0:
+        return D
+    ahead = D + D.dtype.type(momentum) * (D - previous)
+    norms = np.linalg.norm(ahead, axis=1, keepdims=True)
+    return np.where(norms > 0, ahead / np.where(norms > 0, norms, 1), D).astype(D.dtype)
+
+
+def typical_coefficient(moments: Moments, n_nonzeros: int) -> float:
+    """Return the root mean square of the coefficients of a batch.
+
+    Each step of a pursuit takes the square of its coefficient off |r|^2.
+    """
+    explained = float(moments.y_square_sum.sum() - moments.r_square_sum.sum())
+    return math.sqrt(max(explained, 0.0) / n_nonzeros) if n_nonzeros else 0.0
+
+
+def next_training_threshold(params: FitParams, threshold: float, result: batch.BatchResult) -> float:
+    """Return the smallest coefficient for the next batch of an ordinary fit.
+
+    With k as the mean: what brings the mean number of nonzeros to k, starting from half the typical coefficient.
+    Otherwise none.
+    """
+    if params.sparsity == "max":
+        return 0.0
+    n_nonzeros = int(result.counts.sum())
+    if threshold == 0:
+        return 0.5 * typical_coefficient(result.before, n_nonzeros)
+    return growth.next_threshold(threshold, n_nonzeros / result.before.n_samples, params.k)

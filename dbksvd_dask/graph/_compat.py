@@ -1,0 +1,70 @@
+"""Everything that this package uses of Dask without Dask promising it; tests/graph/test_compat.py says what for.
+
+Graphs are built from Dask's own task objects: `dask.delayed`, the public way, merges the whole graph so far with
+every call (see `graph.tasks`). Where a release of Dask moves them, this module is the one to change.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import dask
+from dask.base import get_scheduler
+from dask.delayed import Delayed
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+
+try:
+    from dask._task_spec import DataNode, List, Task, TaskRef
+except ImportError as error:
+    raise ImportError(
+        f"dask {dask.__version__} has no tasks in dask._task_spec ({error}), from which dbksvd-dask builds its "
+        "graphs; install a release that has them, for example with `pip install dask==2026.8.0`"
+    ) from error
+
+__all__ = [
+    "DataNode",
+    "List",
+    "Task",
+    "TaskRef",
+    "delayed_of",
+    "keys_of",
+    "placed_delayed",
+    "scheduler_client",
+    "subgraph",
+]
+
+
+def delayed_of(key: str, graph: Mapping[Any, Any]) -> Delayed:
+    """Return a graph as an object that computes to one of its keys."""
+    return Delayed(key, graph)
+
+
+def placed_delayed(key: str, graph: Mapping[Any, Any], name: str, workers: Callable[[Any], list[str]]) -> Delayed:
+    """Return the same with a preferred worker per task; a task runs elsewhere where that one is lost.
+
+    Parameters
+    ----------
+    name : unique name of the graph
+    workers : given a key, the addresses of workers; must be picklable
+    """
+    layer = MaterializedLayer(graph, {"workers": workers, "allow_other_workers": True})
+    return Delayed(key, HighLevelGraph({name: layer}, {name: set()}), layer=name)
+
+
+def keys_of(graph: Delayed) -> list[Any]:
+    """Return the keys of all tasks of a graph."""
+    return list(graph.__dask_graph__())
+
+
+def subgraph(graph: Delayed, key: Any) -> Delayed:
+    """Return the same graph with another of its tasks as the result."""
+    return Delayed(key, graph.dask, layer=graph.__dask_layers__()[0])
+
+
+def scheduler_client() -> Any:
+    """Return the client whose scheduler runs computations now; None where that is not a distributed one."""
+    client = getattr(get_scheduler(), "__self__", None)
+    distributed = sys.modules.get("distributed")  # without it no client can be current
+    return client if distributed is not None and isinstance(client, distributed.Client) else None

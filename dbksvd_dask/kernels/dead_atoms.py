@@ -1,0 +1,117 @@
+"""What takes the place of dead atoms, those that no sample of a batch used.
+
+A rule first asks every chunk for candidates, where the chunk is, and then chooses among those of all chunks.
+`plan.dead_atoms.DEAD_ATOM_RULES` lists the rules by name.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from functools import cache
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dbksvd_dask.kernels.scale import rows_near_one
+from dbksvd_dask.plan import seeds
+from dbksvd_dask.plan.dead_atoms import DEAD_ATOM_RULES
+
+
+class Candidates(NamedTuple):
+    """Rows of one chunk that may become atoms, best first."""
+
+    score: np.ndarray  # (c,) float64, the larger the better
+    rows: np.ndarray  # (c, d)
+
+
+class SeedPath(NamedTuple):
+    """Where the random numbers of one group of atoms in one batch come from, see `plan.seeds`."""
+
+    seed: int
+    iteration: int
+    first: int  # first atom of the group in the dictionary
+
+
+class Rule(ABC):
+    """What takes the place of dead atoms; stateless, so that tasks may carry it.
+
+    Attributes
+    ----------
+    proposes : chunks have candidates to propose; otherwise they are not asked
+    """
+
+    proposes = False
+
+    def propose(
+        self, compute: Any, state: Any, D: Any, members: list[np.ndarray], new: list[Any], counts: np.ndarray
+    ) -> Candidates:
+        """Return candidates of one chunk, after its last round.
+
+        Parameters
+        ----------
+        compute : `kernels.chunk` or, for a chunk on a device, `gpu.chunk`
+        state : the chunk, as `compute` knows it
+        D : (n_atoms, d) atoms of the group before the batch;  members, new : per round, which ones changed and how
+        counts : (n_atoms,) samples of the batch per atom
+        """
+        return Candidates(np.empty(0), np.empty((0, D.shape[1])))
+
+    @abstractmethod
+    def choose(self, candidates: list[Candidates], D: np.ndarray, dead: np.ndarray, path: SeedPath) -> np.ndarray:
+        """Return unit rows for the first of the dead atoms: (at most n_dead, d). Those without a row stay.
+
+        Parameters
+        ----------
+        candidates : per chunk, in chunk order; empty for a rule that does not propose
+        D : (n_atoms, d) atoms of the group after the batch, on the host
+        dead : (n_dead,) indices of dead atoms, ascending; at least one
+        """
+
+
+class WorstSamples(Rule):
+    """Samples with the largest residuals, each at most once."""
+
+    proposes = True
+
+    def propose(
+        self, compute: Any, state: Any, D: Any, members: list[np.ndarray], new: list[Any], counts: np.ndarray
+    ) -> Candidates:
+        """Return the worst-reconstructed samples of a chunk."""
+        worst: Candidates = compute.worst_samples(state, D, members, new, counts)
+        return worst
+
+    def choose(self, candidates: list[Candidates], D: np.ndarray, dead: np.ndarray, path: SeedPath) -> np.ndarray:
+        """Return the worst of all, in descending order of error; of equal errors the earlier sample first."""
+        error = np.concatenate([c.score for c in candidates])
+        rows = np.concatenate([c.rows for c in candidates])
+        order = np.argsort(-error, kind="stable")
+        order = order[rows[order].any(axis=1)][: dead.size]
+        chosen = rows_near_one(rows[order])
+        norms = np.linalg.norm(chosen.astype(np.float64), axis=1)
+        return (chosen / norms[:, None]).astype(D.dtype)
+
+
+class RandomAtoms(Rule):
+    """Random directions, which depend on the atom only and not on which others are dead."""
+
+    def choose(self, candidates: list[Candidates], D: np.ndarray, dead: np.ndarray, path: SeedPath) -> np.ndarray:
+        """Return one random unit row per dead atom."""
+        n_atoms, n_features = D.shape
+        return seeds.random_atoms(n_atoms, n_features, D.dtype, *path)[dead]
+
+
+class Keep(Rule):
+    """Dead atoms stay as they are."""
+
+    def choose(self, candidates: list[Candidates], D: np.ndarray, dead: np.ndarray, path: SeedPath) -> np.ndarray:
+        """Return no rows."""
+        return D[:0]
+
+
+@cache
+def rule_of(name: str) -> Rule:
+    """Return the rule that an entry of `plan.dead_atoms.DEAD_ATOM_RULES` names."""
+    module, rule = DEAD_ATOM_RULES[name].rule.split(":")
+    made: Rule = getattr(import_module(f"dbksvd_dask.kernels.{module}"), rule)()
+    return made

@@ -1,0 +1,95 @@
+"""What this package uses of Dask without Dask promising it. A failure here names what a new release has moved."""
+
+import importlib.util
+import pickle
+import re
+import sys
+from pathlib import Path
+
+import dask
+import pytest
+
+import dbksvd_dask
+from dbksvd_dask.graph import _compat
+from dbksvd_dask.graph._compat import DataNode, List, Task, TaskRef
+from dbksvd_dask.graph.tasks import Tasks
+
+PACKAGE = Path(dbksvd_dask.__file__).parent
+
+
+def total(numbers, factor):
+    return factor * sum(numbers)
+
+
+def at_home(key):
+    return ["tcp://home"] if key == "sum" else []
+
+
+GRAPH = {
+    "three": DataNode("three", 3),
+    "sum": Task("sum", total, List(TaskRef("three"), 4), TaskRef("three")),
+    "twice": Task("twice", total, List(TaskRef("sum")), 2),
+}
+
+
+def test_only_the_compat_module_uses_private_names_of_dask():
+    private = re.compile(r"\b(dask|distributed)\.(_\w+|\w+\._\w+)|import get_scheduler|MaterializedLayer")
+    found = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("*.py")
+        if any(private.search(line.replace("dbksvd_dask", "")) for line in path.read_text().splitlines())
+    }
+    assert found == {"graph/_compat.py"}
+
+
+def test_a_release_without_the_tasks_says_which_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dask._task_spec", None)
+    spec = importlib.util.spec_from_file_location("compat_again", _compat.__file__)
+    with pytest.raises(ImportError, match=r"dask .* has no tasks in dask\._task_spec .*pip install dask=="):
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+def test_tasks_take_data_lists_and_results_of_others():
+    assert _compat.delayed_of("twice", GRAPH).compute(scheduler="synchronous") == 42
+
+
+def test_any_task_of_a_graph_can_be_its_result():
+    for graph in (_compat.delayed_of("twice", GRAPH), _compat.placed_delayed("twice", GRAPH, "graph", at_home)):
+        assert sorted(_compat.keys_of(graph)) == sorted(GRAPH)
+        assert _compat.subgraph(graph, "sum").compute(scheduler="synchronous") == 21
+
+
+def test_preferred_workers_travel_as_annotations_of_the_graph():
+    graph = _compat.placed_delayed("twice", GRAPH, "graph", at_home)
+    assert graph.compute(scheduler="synchronous") == 42
+    (layer,) = pickle.loads(pickle.dumps(graph.dask)).layers.values()
+    assert layer.annotations["workers"]("sum") == ["tcp://home"]
+    assert layer.annotations["allow_other_workers"] is True
+
+
+def test_a_value_of_another_graph_brings_its_tasks_along():
+    names = Tasks()
+    number = dask.delayed(total, pure=False)([1, 2], 5)
+    graph = names.finish(names.call(total, "total", (), [number, 1], 1))
+    assert graph.compute(scheduler="synchronous") == 16
+
+
+def test_a_scheduler_that_is_no_client_is_none():
+    class Scheduler:
+        def get(self, graph, keys, **options):
+            raise AssertionError
+
+    assert _compat.scheduler_client() is None
+    with dask.config.set(scheduler=Scheduler().get):
+        assert _compat.scheduler_client() is None
+
+
+@pytest.mark.cluster
+def test_the_client_whose_scheduler_is_current_is_found():
+    distributed = pytest.importorskip("distributed")
+    with distributed.Client(
+        processes=False, n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0"
+    ) as client:
+        assert _compat.scheduler_client() is client
+        with dask.config.set(scheduler="threads"):
+            assert _compat.scheduler_client() is None
