@@ -72,8 +72,8 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         Dimension of the Krylov space in which a new atom is sought: passes over the residual per round.
     groups : tuple of int, "exponential" or None, default None
         Matryoshka groups: sizes that sum to n_atoms.
-    encoder : {"mp", "omp"}, default "mp"
-        Matching pursuit, or orthogonal matching pursuit.
+    encoder : {"mp", "omp", "fista"}, default "mp"
+        Matching pursuit, orthogonal matching pursuit, or lasso by FISTA, refitted on its k largest coefficients.
     nonneg : bool, default False
         Allow non-negative coefficients only.
     refit : bool, default False

@@ -121,8 +121,12 @@ def _choose(p, nonneg, block_max, floor, atom, coefficient, n_used):
     return j, a, n_used
 
 
+# Squared pivots that are lost to rounding even where a support was chosen atom by atom.
+LOST_PIVOT2 = 1e-10
+
+
 @inner
-def _cholesky_solve(A, b, n):
+def _cholesky_solve(A, b, n, lost_pivot2):
     """Solve A x = b in place for the leading n x n block; a pivot lost to rounding gives x = 0 there."""
     for i in range(n):
         for j in range(i + 1):
@@ -130,7 +134,7 @@ def _cholesky_solve(A, b, n):
             for t in range(j):
                 total -= A[i, t] * A[j, t]
             if i == j:
-                A[i, i] = np.sqrt(total) if total > 1e-10 else np.inf
+                A[i, i] = np.sqrt(total) if total > lost_pivot2 else np.inf
             else:
                 A[i, j] = total / A[j, j]
     for i in range(n):
@@ -146,7 +150,7 @@ def _cholesky_solve(A, b, n):
 
 
 @inner
-def refit_row(p, gram, n_used, atom, coefficient, A, delta):
+def refit_row(p, gram, n_used, atom, coefficient, A, delta, lost_pivot2=LOST_PIVOT2):
     """Least squares on the found support.
 
     With products p of the residual, the change of the coefficients solves ``gram[S, S] delta = p[S]``.
@@ -154,12 +158,13 @@ def refit_row(p, gram, n_used, atom, coefficient, A, delta):
     Parameters
     ----------
     A : (k, k) float64 scratch;  delta : (k,) float64 scratch
+    lost_pivot2 : squared pivot below which an atom depends on those before it and keeps its coefficient
     """
     for i in range(n_used):
         delta[i] = p[atom[i]]
         for j in range(i + 1):
             A[i, j] = gram[atom[i], atom[j]]
-    _cholesky_solve(A, delta, n_used)
+    _cholesky_solve(A, delta, n_used, lost_pivot2)
     for i in range(n_used):
         coefficient[i] += delta[i]
 

@@ -47,6 +47,12 @@ ENCODERS = {
         kernel="omp:encode_tile",
         least_squares=True,
     ),
+    "fista": Encoder(
+        meaning="lasso by FISTA, refitted on its k largest coefficients",
+        kernel="fista:encode_tile",
+        nonneg=True,
+        least_squares=True,
+    ),
 }
 
 

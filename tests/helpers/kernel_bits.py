@@ -26,6 +26,7 @@ SPECS = {
     **{name: EncodeSpec(K, encoder=name) for name in ENCODERS},
     "mp refit": EncodeSpec(K, refit=True),
     "mp nonneg refit": EncodeSpec(K, nonneg=True, refit=True),
+    "fista nonneg": EncodeSpec(K, encoder="fista", nonneg=True),
     "staged": EncodeSpec(K, stages=((0, 100, 5), (100, N_ATOMS, 5)), refit=True),
 }
 

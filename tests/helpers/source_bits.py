@@ -32,6 +32,7 @@ SMALL = {"n_iter": 2, "chunk_size": 512, "batch_size": 1024, "validation": 128}
 MODES = {
     "defaults": {},
     "omp": {"encoder": "omp"},
+    "fista": {"encoder": "fista", "nonneg": True},
     "nonneg refit": {"nonneg": True, "refit": True},
     "rtol": {"rtol": 0.5, "center": False},
     "groups": {"groups": "exponential", "encode": "staged"},

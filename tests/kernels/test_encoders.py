@@ -67,6 +67,21 @@ def test_the_same_codes_at_any_scale_of_the_samples(rng, make_dictionary, name, 
     np.testing.assert_array_equal(scaled, coefficient * dtype(2.0**20))
 
 
+@EVERY
+def test_the_same_bits_wherever_the_rows_are_cut(rng, make_dictionary, name):
+    D = make_dictionary(101, 37)
+    Y = rng.standard_normal((600, 37)).astype(np.float32)
+    gram, spec = gram_matrix(D), EncodeSpec(5, encoder=name)
+    whole = encode_rows(Y, D, gram, spec)
+    for size in (1, 47, 49, 500):
+        cut = [
+            encode_rows(Y[a : a + size], D, gram, spec, first=a) for a in range(0, 150 if size == 1 else 600, size)
+        ]
+        for array, parts in zip(whole, zip(*cut, strict=True), strict=True):
+            found = np.concatenate(parts)
+            np.testing.assert_array_equal(found, array[: len(found)])
+
+
 @pytest.mark.parametrize("name", [n for n, e in ENCODERS.items() if e.nonneg])
 def test_non_negative_where_it_says_so(rng, make_dictionary, name):
     D = make_dictionary(30, 16)
