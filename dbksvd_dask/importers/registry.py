@@ -50,7 +50,7 @@ FORMATS = {
     )
 }
 # what a run that was stopped may leave: unfinished work, and a store on its way out
-_LEFT_OVER = (atomic.PARTIAL_SUFFIX, ".replaced")
+_LEFT_OVER = (atomic.PARTIAL_SUFFIX, atomic.REPLACED_SUFFIX)
 _ZARR_FILES = ("zarr.json", ".zgroup", ".zarray")
 
 

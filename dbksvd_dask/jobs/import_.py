@@ -31,6 +31,7 @@ from dbksvd_dask.store.activations import (
 from dbksvd_dask.store.chunk_file import Rows, Stream
 from dbksvd_dask.store.dtypes import stored_dtype
 from dbksvd_dask.store.lock import Lock, hold
+from dbksvd_dask.store.partial import tidy
 from dbksvd_dask.store.paths import PathLike
 from dbksvd_dask.store.writer import (
     JOB_ID,
@@ -39,7 +40,6 @@ from dbksvd_dask.store.writer import (
     may_be_finished,
     require_free,
     require_room,
-    tidy,
 )
 
 SOURCE_ROW = "source_row"

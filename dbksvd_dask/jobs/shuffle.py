@@ -33,10 +33,11 @@ from dbksvd_dask.store.checksums import file_crc
 from dbksvd_dask.store.chunk_file import Stream, piece_rows
 from dbksvd_dask.store.dtypes import BFLOAT16, widen_bfloat16
 from dbksvd_dask.store.lock import Lock, hold
+from dbksvd_dask.store.partial import tidy
 from dbksvd_dask.store.paths import PathLike
 from dbksvd_dask.store.picker import in_file_cache
 from dbksvd_dask.store.reader import aligned_names
-from dbksvd_dask.store.writer import JOB_ID, is_finished, job_id, require_free, require_room, tidy
+from dbksvd_dask.store.writer import JOB_ID, is_finished, job_id, require_free, require_room
 
 MAIN = "activations"
 

@@ -18,7 +18,7 @@ from dbksvd_dask.jobs.encode import encode_store
 from dbksvd_dask.jobs.import_ import import_activations
 from dbksvd_dask.jobs.shuffle import shuffle_activations
 from dbksvd_dask.plan import units
-from dbksvd_dask.store import atomic, layout, paths
+from dbksvd_dask.store import atomic, partial, paths
 from dbksvd_dask.store.lock import Owner, hold
 from dbksvd_dask.store.runs import checkpoints, open_dictionary
 from tests.helpers import jobs
@@ -179,7 +179,7 @@ def test_a_job_killed_after_its_rename_succeeds_without_work_when_run_again(made
         patch.setattr(atomic, "publish", killed)
         with pytest.raises(SystemExit):
             RUNS[job](made, out)
-    assert (out / layout.PARTS).exists(), "killed before it had tidied up"
+    assert (out / partial.PARTS).exists(), "killed before it had tidied up"
     for _ in ("left behind", "tidy"):
         with monkeypatch.context() as patch:
             for module, name in ((import_.ImportJob, "init"), (shuffle.ShuffleJob, "init")):
