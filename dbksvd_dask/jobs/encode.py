@@ -143,7 +143,9 @@ class EncodeJob:
         try:
             there = codes_attributes(self.path)
         except StoreError as error:
-            raise StoreError(f"{self.path} exists already and is no codes store; choose another name") from error
+            raise StoreError(
+                f"{self.path} already exists and is not a codes store; choose another name"
+            ) from error
         self.plan.require_same(CodesPlan.of_store(there), self.path)
         return True
 
@@ -392,7 +394,7 @@ def _found(job: EncodeJob) -> Done:
 def _encode_all(job: EncodeJob, finish: bool, lock: Lock) -> Done:
     """Encode what is missing, unless only the end is asked for, and publish; this process holds the target."""
     if finish and CodesWriter.begun(job.path) is None:
-        raise StoreError(f"no encode was begun at {job.path}; run its parts first, such as --part 1/4")
+        raise StoreError(f"no encode was begun at {job.path}; run its parts first, such as part=(1, 4)")
     job.init(begin_again=not finish)
     try:
         written, kept = (0, job.plan.n_samples) if finish else job.run()

@@ -132,14 +132,14 @@ class ShuffleJob:
 
     def init(self) -> ActivationWriter:
         """Begin the new store and the scratch folder, or go on with those that were begun."""
-        require_free(self.path, self.force)
+        require_free(self.path, self.force, "force")
         job = self._identity()
         begun = paths.exists(self._job_file)
         if begun and self._begun_with() != job:
             if not self.force:
                 raise MismatchError(
                     f"an unfinished shuffle to {self.path} was begun with another store, seed or size; use the "
-                    "same to go on, or --force to begin again"
+                    "same to go on, or force=True to begin again"
                 )
             paths.remove(self.scratch)
         self.one_pass = self.fits_one_pass()

@@ -150,7 +150,7 @@ def read_sealed(path: PathLike) -> dict[str, Any]:
     if not isinstance(found, dict) or found.get(SEAL) != _seal(content):
         raise StoreError(
             f"{path} is damaged: it is not what was written; remove it to do this part again, or begin again "
-            "with --force"
+            "with force=True"
         )
     return content
 
@@ -182,7 +182,7 @@ def publish(work: PathLike, target: PathLike, *, overwrite: bool = False) -> Non
     previous = final.with_name(f"{final.name}.{os.getpid()}-{next(_COUNTER)}{REPLACED_SUFFIX}")
     if os.path.lexists(final):
         if not overwrite:
-            raise StoreError(f"{final} exists already; choose another name or allow overwriting with --force")
+            raise StoreError(f"{final} already exists; choose another name, or replace it with overwrite=True")
         if source.is_dir() or final.is_dir():  # a folder can only be renamed to a name that is free
             os.rename(final, previous)
     try:

@@ -175,7 +175,7 @@ def checked_codes(path: PathLike) -> tuple[str, dict[str, Any]]:
         )
     if not attributes.get("complete"):
         raise StoreError(
-            f"{text} is not finished; run `dbksvd encode` again, or with --finish if all parts are done"
+            f"{text} is not finished; run `dbksvd encode` again, or `dbksvd encode --finish` if all parts are done"
         )
     if attributes.get(ATTRIBUTES_CRC) != attributes_checksum(attributes):
         raise StoreError(f"{text} is damaged: its attributes are not what was written; encode again")

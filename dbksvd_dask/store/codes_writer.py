@@ -112,7 +112,7 @@ class CodesPlan:
             if mine[name] != theirs.get(name):
                 raise MismatchError(
                     f"{where} was begun with {name}={theirs.get(name)!r}, this run has {name}={mine[name]!r}; use "
-                    "the same to go on, another output, or --force to begin again"
+                    "the same to go on, another output, or force=True to begin again"
                 )
 
 

@@ -131,7 +131,7 @@ def check_same(path: str, before: dict[str, Any], now: dict[str, Any]) -> None:
         key, old, new = _first_difference(different[0], before.get(different[0]), now[different[0]])
         raise MismatchError(
             f"an unfinished store at {atomic.aside(path)} was begun with {key}={old!r}, now {key}={new!r}; use "
-            "the same options to go on, or --force to begin again"
+            "the same options to go on, or force=True to begin again"
         )
 
 
@@ -166,8 +166,8 @@ def require_replaceable(path: str, format_name: str) -> None:
             format_name.removeprefix("dbksvd-"), "a dictionary"
         )
         raise StoreError(
-            f"{path} is {found or 'something else'}, and --force replaces only {kind}; choose another name, or "
-            "remove it yourself"
+            f"{path} is {found or 'something else'}, and only {kind} is replaced; choose another name, or remove "
+            "it yourself"
         )
 
 

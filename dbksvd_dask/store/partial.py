@@ -44,7 +44,7 @@ from dbksvd_dask.store.reader import chunk_layout
 PARTS = ".parts"
 PLAN = "plan.json"
 FSYNC_THREADS = 4  # these wait for the disk, not for a core
-BEGIN_AGAIN = "begin again with --force"
+BEGIN_AGAIN = "begin again with force=True"
 
 
 def chunk_key(chunk: int, tail: Sequence[int]) -> str:

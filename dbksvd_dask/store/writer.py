@@ -278,14 +278,22 @@ def create_activations(
     return writer
 
 
-def require_free(path: PathLike, overwrite: bool = False) -> None:
-    """Refuse a name that is taken, unless it is an activation store that may be overwritten or is unfinished."""
+def require_free(path: PathLike, overwrite: bool = False, parameter: str = "overwrite") -> None:
+    """Refuse a name that is taken, unless it is an activation store that may be overwritten or is unfinished.
+
+    Parameters
+    ----------
+    path : path
+    overwrite : bool
+    parameter : str
+        What the caller calls `overwrite`, for the message.
+    """
     text = normalise(path)
     begun = atomic.aside(text) == text and begun_plan(text) is not None
     if not exists(text) or begun:
         return
     if not overwrite:
-        raise StoreError(f"{text} exists already; choose another name or allow overwriting with --force")
+        raise StoreError(f"{text} already exists; choose another name, or replace it with {parameter}=True")
     require_replaceable(text, ACTIVATIONS_FORMAT)
 
 

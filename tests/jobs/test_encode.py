@@ -215,7 +215,7 @@ def test_finish_of_a_job_never_split_lists_the_chunks_that_are_missing(tmp_path,
 
 def test_finish_without_parts_says_what_to_type(tmp_path, store, run):
     with pytest.raises(
-        StoreError, match=r"no encode was begun at .*codes.zarr; run its parts first, such as --part"
+        StoreError, match=r"no encode was begun at .*codes.zarr; run its parts first, such as part=\(1, 4\)"
     ):
         encode_store(store, run, tmp_path / "codes.zarr", finish=True)
 
@@ -308,7 +308,7 @@ def test_force_replaces_codes_only(taken, tmp_path, store, run):
     (tmp_path / "file").touch()
     out = {"store": store, "run": run}.get(taken, tmp_path / taken)
     before = tree(out) if os.path.isdir(out) else None
-    with pytest.raises(StoreError, match=r"--force replaces only a codes store"):
+    with pytest.raises(StoreError, match=r"only a codes store is replaced"):
         encode_store(store, run, out, force=True)
     assert os.path.isfile(out) or tree(out) == before
     assert not [name for name in os.listdir(tmp_path) if name.endswith(".partial")]
@@ -335,7 +335,7 @@ def test_force_begins_again_when_parameters_differ_and_goes_on_when_not(tmp_path
 def test_what_is_no_codes_store_is_never_replaced_by_resume(tmp_path, store, run):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "text.tex").write_text("precious")
-    with pytest.raises(StoreError, match="exists already and is no codes store"):
+    with pytest.raises(StoreError, match="already exists and is not a codes store"):
         encode_store(store, run, tmp_path / "thesis", resume=True)
 
 

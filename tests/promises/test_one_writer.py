@@ -241,7 +241,7 @@ def test_the_figures_of_a_recognised_result_are_those_of_the_run_that_made_it(ma
 def test_a_result_of_other_parameters_is_not_taken_for_ones_own(made, tmp_path, job, first, other):
     RUNS[job](made, tmp_path / "out", **first)
     before = jobs.tree(tmp_path / "out")
-    with pytest.raises(StoreError, match="out exists already; choose another name"):
+    with pytest.raises(StoreError, match="out already exists; choose another name"):
         RUNS[job](made, tmp_path / "out", **other)
     assert jobs.tree(tmp_path / "out") == before
     assert RUNS[job](made, tmp_path / "out", force=True).chunks_written > 0, "force means again"
@@ -252,7 +252,7 @@ def test_a_result_of_files_that_have_changed_is_not_taken_for_ones_own(tmp_path)
     np.save(source, np.zeros((20, 3), np.float32))
     import_activations(source, tmp_path / "s")
     os.utime(source, (1, 1))
-    with pytest.raises(StoreError, match="s exists already"):
+    with pytest.raises(StoreError, match="s already exists"):
         import_activations(source, tmp_path / "s")
 
 

@@ -93,7 +93,7 @@ def test_existing_store_stays_until_the_new_one_is_finished(tmp_path):
     path = make_store(tmp_path / "s", ROWS)
     before = tree(path)
     with pytest.raises(
-        StoreError, match=r"s exists already; choose another name or allow overwriting with --force"
+        StoreError, match=r"s already exists; choose another name, or replace it with overwrite=True"
     ):
         begin(path)
     writer = begin(path, overwrite=True)
