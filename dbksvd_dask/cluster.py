@@ -98,8 +98,8 @@ def connect(
 def _check(workers: int | None, scheduler: str | None, threads: int | None) -> None:
     if workers is not None and scheduler is not None:
         raise InputError(
-            f"workers={workers} and scheduler={scheduler!r} were both given; use --workers N to start processes "
-            "on this machine or --scheduler ADDRESS to use a running cluster"
+            f"workers={workers} and scheduler={scheduler!r} were both given; use workers=N to start processes "
+            "on this machine or scheduler=ADDRESS to use a running cluster"
         )
     for name, value in (("workers", workers), ("threads", threads)):
         if value is not None and value < 1:
@@ -119,7 +119,7 @@ def _remote(address: str, tls: TLSFiles | None, timeout: float) -> Iterator[Any]
     except (OSError, TimeoutError, ValueError, RuntimeError) as error:
         raise ClusterError(
             f"no scheduler answers at {address} ({_why(error)}); start one with `dask scheduler`; a tls:// "
-            "address needs certificates (--tls-ca, --tls-cert, --tls-key)"
+            "address needs certificates: tls=TLSFiles(ca, cert, key)"
         ) from error
     with client:
         yield client

@@ -24,6 +24,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from dbksvd_dask import cluster, encode_store, progress
+from dbksvd_dask.cli.translate import in_options
 from dbksvd_dask.errors import DBKSVDError, InputError
 
 
@@ -107,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         print(encode(options))
     except DBKSVDError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {in_options(str(error))}", file=sys.stderr)
         return 1
     return 0
 

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Sequence
 
 from dbksvd_dask import DBKSVD, cluster, open_activations, progress
+from dbksvd_dask.cli.translate import in_options
 from dbksvd_dask.errors import DBKSVDError
 
 
@@ -74,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         model = fit(options)
     except DBKSVDError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {in_options(str(error))}", file=sys.stderr)
         return 1
     last = {name: float(values[-1]) for name, values in model.history_.items()}
     print(f"{options.run}: {model.n_iter_} iterations, relative error {last['relative_error']:.4f}")

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from dbksvd_dask.cli.translate import in_options
 from dbksvd_dask.demo.photographs import DEFAULT_STRIDE, PatchPlan, load_photos, plan_patches
 from dbksvd_dask.errors import DBKSVDError, InputError, StoreError
 from pipelines.filling import Chunk, fill_store, say
@@ -178,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         run(options)
     except DBKSVDError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {in_options(str(error))}", file=sys.stderr)
         return 1
     return 0
 

@@ -29,6 +29,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from dbksvd_dask.cli.translate import in_options
 from dbksvd_dask.errors import DBKSVDError, InputError, StoreError
 from dbksvd_dask.store import atomic, paths
 from dbksvd_dask.store.activations import Aligned
@@ -386,7 +387,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             torch.set_num_threads(options.threads)
         run(options, HuggingFaceModel(path, options.max_length, options.device), describe_model(path))
     except DBKSVDError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {in_options(str(error))}", file=sys.stderr)
         return 1
     except ModuleNotFoundError as error:
         print(f"error: {error}; pip install torch transformers", file=sys.stderr)

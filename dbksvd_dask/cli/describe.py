@@ -17,7 +17,8 @@ from dbksvd_dask.store.codes import CODES_FORMAT, codes_attributes, verify_codes
 from dbksvd_dask.store.codes_writer import CodesPlan, CodesWriter
 from dbksvd_dask.store.dictionary import FORMAT as DICTIONARY_FORMAT
 from dbksvd_dask.store.dictionary import is_zarr
-from dbksvd_dask.store.layout import PARTS, StorePlan
+from dbksvd_dask.store.layout import StorePlan
+from dbksvd_dask.store.partial import PARTS
 from dbksvd_dask.store.reader import ACTIVATIONS_FORMAT, aligned_names, open_rows
 from dbksvd_dask.store.runs import checkpoints, open_dictionary, verify_dictionary
 from dbksvd_dask.store.verify import verify_store

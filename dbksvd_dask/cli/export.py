@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from dbksvd_dask.cli import output
+from dbksvd_dask.cli.translate import in_options
 
 if TYPE_CHECKING:
     from dbksvd_dask.export.saelens import ExportResult
@@ -111,5 +112,6 @@ def _describe(result: ExportResult) -> str:
     """A line for people, and one per note."""
     form = f", SAELens architecture {result.architecture}" if result.architecture else ""
     stacked = " (the positive and the negative part of each atom)" if result.stacked else ""
+    typed = click.get_current_context().command
     lines = [f"{result.path}: {result.n_latents} latents{stacked}{form}"]
-    return "\n".join([*lines, *(f"note: {note}" for note in result.notes)])
+    return "\n".join([*lines, *(f"note: {in_options(note, typed)}" for note in result.notes)])

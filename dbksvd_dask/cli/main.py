@@ -13,6 +13,7 @@ import click
 
 from dbksvd_dask._safe_text import printable, redacted
 from dbksvd_dask.cli.output import say
+from dbksvd_dask.cli.translate import in_options, typed_command
 from dbksvd_dask.errors import DBKSVDError
 
 # name -> module holding a click command called `command`; loaded on use, so `dbksvd --help` stays quick
@@ -117,20 +118,28 @@ def main(argv: list[str] | None = None) -> NoReturn:
     try:
         _run(args)
     except Exception as error:
-        say(traceback.format_exc().rstrip("\n") if verbose else f"dbksvd: error: {_in_one_line(error)}", err=True)
+        say(
+            traceback.format_exc().rstrip("\n") if verbose else f"dbksvd: error: {_in_one_line(error, args)}",
+            err=True,
+        )
         sys.exit(1)
     except KeyboardInterrupt as error:
         if verbose:
             raise
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # reads cut short need no word
-        message = " ".join(str(error).split()) or "; ".join(["interrupted", *_how_to_go_on(args)])
+        message = _translated(error, args) or "; ".join(["interrupted", *_how_to_go_on(args)])
         say(f"dbksvd: {message}", err=True)
         sys.exit(130)
 
 
-def _in_one_line(error: Exception) -> str:
+def _translated(error: BaseException, args: list[str]) -> str:
+    """Message of an error in one line, with options in place of parameters."""
+    return in_options(" ".join(str(error).split()), typed_command(cli, args))
+
+
+def _in_one_line(error: Exception, args: list[str]) -> str:
     """What to say of a failure; of one that was not foreseen also its kind, and how to see the rest."""
-    message, kind = " ".join(str(error).split()), type(error).__name__
+    message, kind = _translated(error, args), type(error).__name__
     if isinstance(error, DBKSVDError | OSError | MemoryError):
         return message or kind
     return f"{kind}: {message} (`dbksvd -v` shows where it happened)"

@@ -150,7 +150,7 @@ def _prepare(folder: str | os.PathLike[str], force: bool) -> str:
     there = [path for path in there if os.path.lexists(path)]
     if there and not force:
         raise StoreError(
-            f"{home} holds an earlier demo ({there[0]}); choose another folder, or replace it with --force"
+            f"{home} holds an earlier demo ({there[0]}); choose another folder, or replace it with force=True"
         )
     if os.path.lexists(home) and not os.path.isdir(home):
         raise StoreError(f"{home} is a file; give the name of a folder")

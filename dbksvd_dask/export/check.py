@@ -68,7 +68,7 @@ def encode_spec(dictionary: Dictionary, k: int | None = None) -> EncodeSpec:
     if dictionary.weights is not None and k is None:
         raise InputError(
             "this dictionary encodes with frequency_prior=True, which other tools do not know; "
-            "give k (--k) to export it with at most k nonzeros per sample instead"
+            "give k=N to export it with at most N nonzeros per sample instead"
         )
     return dictionary.encode_spec({"k": k})
 
@@ -101,7 +101,7 @@ def new_folder(path: PathLike, *, overwrite: bool = False) -> Iterator[Path]:
     """
     target = Path(os.fspath(path))
     if os.path.lexists(target) and not overwrite:
-        raise StoreError(f"{target} exists already; choose another folder or replace it with --force")
+        raise StoreError(f"{target} already exists; choose another folder, or replace it with overwrite=True")
     work = Path(aside(target))
     shutil.rmtree(work, ignore_errors=True)
     try:
@@ -127,6 +127,6 @@ def _require_replaceable(target: Path, names: set[str]) -> None:
     other = sorted(set(os.listdir(target)) - names) if target.is_dir() else [target.name]
     if other:
         raise StoreError(
-            f"{target} holds {other[0]}, which is no part of an export; it is not replaced, even with --force; "
-            "choose another folder, or remove it yourself"
+            f"{target} holds {other[0]}, which is not part of an export; it is not replaced, even with "
+            "overwrite=True; choose another folder, or remove it yourself"
         )

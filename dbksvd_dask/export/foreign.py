@@ -91,7 +91,8 @@ def load_foreign(
     if found.mean is not None and found.mean.shape != atoms.shape[1:]:
         raise InputError(
             f"{where}: the bias has shape {found.mean.shape}, but the atoms have {atoms.shape[1]} features; "
-            "these do not belong together, or the matrix lies the other way round (--orientation)"
+            "these do not belong together, or the matrix lies the other way round: say "
+            "orientation='atoms_first' or orientation='features_first'"
         )
     extra: dict[str, Any] = {"import": {**found.about, **changes}}
     params = {"n_atoms": atoms.shape[0], **found.params}
@@ -264,7 +265,7 @@ def _turned(matrix: npt.NDArray[Any], orientation: str, where: str) -> tuple[npt
         if matrix.shape[0] == matrix.shape[1]:
             raise InputError(
                 f"{where} holds a square matrix {matrix.shape}, which may lie either way; "
-                "say orientation='atoms_first' or 'features_first' (--orientation)"
+                "say orientation='atoms_first' or orientation='features_first'"
             )
         orientation = "atoms_first" if matrix.shape[0] > matrix.shape[1] else "features_first"
     turned = orientation == "features_first"
@@ -284,7 +285,7 @@ def _unit_rows(
         if not drop_zero or n_zero == norms.size:
             raise InputError(
                 f"{where} has {n_zero} atoms of norm 0 (the first is {int(norms.argmin())}), which cannot be "
-                "normalised; leave them out with drop_zero=True (--drop-zero)"
+                "normalised; leave them out with drop_zero=True"
             )
         changes["kept"] = np.flatnonzero(norms > 0).tolist()
         atoms, norms = atoms[norms > 0], norms[norms > 0]

@@ -211,7 +211,7 @@ def _notes(spec: EncodeSpec, form: str) -> tuple[str, ...]:
     """Say where the encoder of SAELens does other than the one the dictionary was fitted with."""
     if form == "plugin":
         return (f"before SAE.load_from_disk, import {PLUGIN_MODULE}: it registers the encoder",)
-    plain = "; use form='plugin' (--form plugin) to keep it"
+    plain = "; use form='plugin' to keep it"
     notes = []
     if spec.encoder != "mp":
         fitted = f"this dictionary was fitted with {spec.encoder!r}"

@@ -3,7 +3,7 @@
     from sae_lens import SAE
     import dbksvd_dask.export.saelens_plugin
 
-    sae = SAE.load_from_disk("folder")   # written by: dbksvd export saelens ... --form plugin
+    sae = SAE.load_from_disk("folder")   # written by `dbksvd export saelens ... --form plugin`
 
 `DBKSVDSAE` encodes with coefficients of both signs (or non-negative ones, if the dictionary is), with the
 stopping rule of `dbksvd_dask.encode`, and fires every hook. The class that SAELens has does not fire

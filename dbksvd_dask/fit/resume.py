@@ -91,7 +91,7 @@ def report_checkpoint_on_exit(run: str, emit: Callable[[events.Event], None]) ->
     except (KeyboardInterrupt, ClusterError, StoreError) as error:
         newest = _intact(run)
         done = int(Path(newest).stem.rpartition("-")[2]) if newest else 0  # which may not be the newest of all
-        safe = f"{newest} is intact; go on with resume=True (--resume)" if newest else "there is no checkpoint yet"
+        safe = f"{newest} is intact; go on with resume=True" if newest else "there is no checkpoint yet"
         message = f"{' '.join(str(error).split()) or 'interrupted'}; {safe}"
         logger.info("the fit stopped: %s", message)  # whoever catches the error shows it
         emit(events.FitStopped(done, newest, message))
@@ -142,8 +142,8 @@ class Run:
         found = latest_checkpoint(self.path)
         if found is not None and not resume:
             raise StoreError(
-                f"{self.path} holds a fit already ({found}); go on with resume=True (--resume), choose "
-                "another folder, or throw that fit away (--force)"
+                f"{self.path} holds a fit already ({found}); go on with resume=True, choose another "
+                "folder, or delete that fit"
             )
         return None if found is None else self.newest()
 

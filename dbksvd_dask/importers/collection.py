@@ -164,12 +164,12 @@ class Collection:
         if dtype is not None and plain_name(dtype) not in self._dtypes:
             raise InputError(
                 f"dtype={dtype!r} does not fit: {self.source} ({kinds}) holds {self.dtype} and says so itself; "
-                "leave out --dtype, which is for raw files and for bfloat16 saved by NumPy"
+                "leave it out: it is for raw files and for bfloat16 saved by NumPy"
             )
         if width is not None and width != self.n_features:
             raise InputError(
                 f"n_features={width} does not fit: {self.source} ({kinds}) has rows of {self.n_features} and says "
-                "so itself; leave out --n-features, which is for raw files"
+                "so itself; leave it out: it is for raw files"
             )
 
     def _check_aligned(self, file: SourceFile, name: str, member: Member) -> None:
@@ -308,7 +308,7 @@ def _choose(path: str, arrays: dict[str, ArrayInfo], wanted: str | None) -> str:
         return _require_rows(path, arrays, next(iter(arrays)))
     if not candidates:
         raise InputError(f"{path} has no 2-D or 3-D array of floating-point numbers; it has: {listed}")
-    raise InputError(f"{path} has several arrays; name one with --array: {listed}")
+    raise InputError(f"{path} has several arrays; name one with array=NAME: {listed}")
 
 
 def _require_rows(path: str, arrays: dict[str, ArrayInfo], name: str) -> str:
@@ -336,5 +336,5 @@ def _refuse_nameless(label: str, info: ArrayInfo) -> None:
     if info.dtype == NAMELESS:
         raise InputError(
             f"{label} holds two-byte numbers without a name (bfloat16 saved by NumPy looks like this); "
-            "say dtype=bfloat16 (--dtype bfloat16) if that is what they are"
+            "say dtype='bfloat16' if that is what they are"
         )

@@ -56,7 +56,7 @@ def open_raw(path: str, hints: Hints) -> SourceFile:
     dtype = hints.dtype or given.get("dtype")
     if not dtype or n_features is None:
         raise InputError(
-            f"{path} does not describe itself; give dtype and n_features (--dtype float16 --n-features 768), "
+            f"{path} does not describe itself; give its dtype and width, such as dtype='float16' n_features=768, "
             f'or write {path}.json with {{"dtype": "float16", "shape": [n_samples, n_features]}}'
         )
     name = str(dtype).removeprefix("torch.")

@@ -22,7 +22,7 @@ class Format:
     Attributes
     ----------
     name : str
-        What `--format` calls it.
+        Its name as a `format`.
     extensions : tuple of str
         File names that end so are of this format.
     opener : str
@@ -50,7 +50,7 @@ FORMATS = {
     )
 }
 # what a run that was stopped may leave: unfinished work, and a store on its way out
-_LEFT_OVER = (atomic.PARTIAL_SUFFIX, ".replaced")
+_LEFT_OVER = (atomic.PARTIAL_SUFFIX, atomic.REPLACED_SUFFIX)
 _ZARR_FILES = ("zarr.json", ".zgroup", ".zarray")
 
 
@@ -105,7 +105,7 @@ def find_files(
     unknown = [path for path, name in found if name is None]
     if unknown:
         known = " ".join(e for f in FORMATS.values() for e in f.extensions)
-        raise InputError(f"cannot tell the format of {unknown[0]}; known are {known}; or say it with --format")
+        raise InputError(f"cannot tell the format of {unknown[0]}; known are {known}; or say it with format=NAME")
     return [(path, name) for path, name in found if name is not None]
 
 

@@ -9,10 +9,10 @@ from dbksvd_dask.errors import StoreError, brief
 from dbksvd_dask.importers.base import Array, ArrayInfo, Hints, SourceFile, numeric_name, readable
 from dbksvd_dask.importers.identity import fold, of_folder, of_remote
 from dbksvd_dask.store import paths
+from dbksvd_dask.store.checksums import CHECKSUMS
 from dbksvd_dask.store.dtypes import BFLOAT16
 from dbksvd_dask.store.reader import (
     ACTIVATIONS_FORMAT,
-    ROW_CHECKSUMS,
     RowReader,
     check_format,
     open_aligned,
@@ -29,7 +29,7 @@ class ZarrFile(SourceFile):
         found = {"": node} if isinstance(node, zarr.Array) else paths.get_arrays(path, node)
         self._own = isinstance(node, zarr.Group) and node.attrs.get("format") == ACTIVATIONS_FORMAT
         check_format(path, dict(node.attrs))
-        self._arrays = {name: array for name, array in found.items() if array.ndim and name != ROW_CHECKSUMS}
+        self._arrays = {name: array for name, array in found.items() if array.ndim and name != CHECKSUMS}
         self.arrays = {}
         for name, array in self._arrays.items():
             dtype = np.dtype(array.dtype)

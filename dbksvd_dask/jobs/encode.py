@@ -29,8 +29,9 @@ from dbksvd_dask.store import atomic, paths
 from dbksvd_dask.store.activations import open_rows
 from dbksvd_dask.store.codes import CODES_FORMAT, COEFFICIENT_DTYPES, codes_attributes
 from dbksvd_dask.store.codes_writer import CodesPlan, CodesWriter, UnitWritten
-from dbksvd_dask.store.layout import PARTS, require_replaceable
+from dbksvd_dask.store.layout import require_replaceable
 from dbksvd_dask.store.lock import LOCK_SUFFIX, Lock, hold
+from dbksvd_dask.store.partial import leftovers, tidy
 from dbksvd_dask.store.paths import PathLike
 from dbksvd_dask.store.runs import as_dictionary
 
@@ -142,7 +143,9 @@ class EncodeJob:
         try:
             there = codes_attributes(self.path)
         except StoreError as error:
-            raise StoreError(f"{self.path} exists already and is no codes store; choose another name") from error
+            raise StoreError(
+                f"{self.path} already exists and is not a codes store; choose another name"
+            ) from error
         self.plan.require_same(CodesPlan.of_store(there), self.path)
         return True
 
@@ -150,18 +153,13 @@ class EncodeJob:
         """Tell whether these very codes are there, and are not to be replaced."""
         return not self.force and self.is_finished()
 
-    @property
-    def _left(self) -> str:
-        """What a run that was killed after publishing leaves in the codes."""
-        return paths.join(self.path, PARTS)
-
     def is_tidy(self) -> bool:
-        """Tell whether nothing was left in the codes that are there, and no lock beside them."""
-        return not paths.exists(self._left) and not paths.exists(self.path + LOCK_SUFFIX)
+        """Tell whether a killed run left nothing in the codes that are there, and no lock beside them."""
+        return not leftovers(self.path) and not paths.exists(self.path + LOCK_SUFFIX)
 
     def tidy(self) -> None:
-        """Remove what was left in the codes that are there."""
-        paths.remove(self._left)
+        """Remove what a run that was killed after publishing left behind."""
+        tidy(self.path)
 
     def init(self, *, begin_again: bool = True) -> CodesWriter:
         """Begin the codes store, or go on with the one that was begun.
@@ -396,7 +394,7 @@ def _found(job: EncodeJob) -> Done:
 def _encode_all(job: EncodeJob, finish: bool, lock: Lock) -> Done:
     """Encode what is missing, unless only the end is asked for, and publish; this process holds the target."""
     if finish and CodesWriter.begun(job.path) is None:
-        raise StoreError(f"no encode was begun at {job.path}; run its parts first, such as --part 1/4")
+        raise StoreError(f"no encode was begun at {job.path}; run its parts first, such as part=(1, 4)")
     job.init(begin_again=not finish)
     try:
         written, kept = (0, job.plan.n_samples) if finish else job.run()

@@ -1,4 +1,4 @@
-"""What a job will take: memory, bytes and seconds. `--plan` prints these figures.
+"""What a job will take: memory, bytes and seconds. `dbksvd fit --plan` and the like print these figures.
 
 Memory and bytes are computed from sizes. Seconds rest on short measurements of this machine.
 """
@@ -222,7 +222,7 @@ def estimate_shuffle(source: PathLike, path: PathLike, **options: Any) -> dict[s
     from dbksvd_dask.store.writer import require_free
 
     job = ShuffleJob(source, path, **options)
-    require_free(job.path, job.force)
+    require_free(job.path, job.force, "force")
     reader, nbytes = job.reader, job.nbytes
     passes = 1 if job.fits_one_pass() else 2
     read = _seconds_per_byte(lambda: reader.read_stored(*reader.chunk_bounds(0)))

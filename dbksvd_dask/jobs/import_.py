@@ -31,6 +31,7 @@ from dbksvd_dask.store.activations import (
 from dbksvd_dask.store.chunk_file import Rows, Stream
 from dbksvd_dask.store.dtypes import stored_dtype
 from dbksvd_dask.store.lock import Lock, hold
+from dbksvd_dask.store.partial import tidy
 from dbksvd_dask.store.paths import PathLike
 from dbksvd_dask.store.writer import (
     JOB_ID,
@@ -39,7 +40,6 @@ from dbksvd_dask.store.writer import (
     may_be_finished,
     require_free,
     require_room,
-    tidy,
 )
 
 SOURCE_ROW = "source_row"
@@ -114,7 +114,7 @@ class ImportJob:
     ) -> None:
         self.path = paths.normalise(path)
         if force or not may_be_finished(self.path):
-            require_free(self.path, force)
+            require_free(self.path, force, "force")
         self.rules = rules or Rules()
         self.source_row = source_row
         self.compressor = compressor
@@ -136,7 +136,7 @@ class ImportJob:
         self.blocks_scanned = 0
         self._buffers = Buffers()
         if not self.is_finished():
-            require_free(self.path, force)
+            require_free(self.path, force, "force")
 
     # -- init ----------------------------------------
 
@@ -185,7 +185,7 @@ class ImportJob:
             if not self.force:
                 raise MismatchError(
                     f"an unfinished import to {self.path} was begun with other files or options; use the same to "
-                    "go on, or --force to begin again"
+                    "go on, or force=True to begin again"
                 )
         paths.remove(self._scan_folder)
         if not paths.is_remote(self._scan_folder):
@@ -312,7 +312,7 @@ class ImportJob:
             if len(bad):
                 raise InputError(
                     f"{self._locate(i * self.chunk_rows + first + int(bad[0]))} holds a value that is NaN or "
-                    "infinite; leave such rows out with --nonfinite drop, or import them with --nonfinite keep"
+                    "infinite; leave such rows out with nonfinite='drop', or import them with nonfinite='keep'"
                 )
 
         on_rows = check if self.rules.nonfinite == "error" else None

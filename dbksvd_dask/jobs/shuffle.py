@@ -33,10 +33,11 @@ from dbksvd_dask.store.checksums import file_crc
 from dbksvd_dask.store.chunk_file import Stream, piece_rows
 from dbksvd_dask.store.dtypes import BFLOAT16, widen_bfloat16
 from dbksvd_dask.store.lock import Lock, hold
+from dbksvd_dask.store.partial import tidy
 from dbksvd_dask.store.paths import PathLike
 from dbksvd_dask.store.picker import in_file_cache
 from dbksvd_dask.store.reader import aligned_names
-from dbksvd_dask.store.writer import JOB_ID, is_finished, job_id, require_free, require_room, tidy
+from dbksvd_dask.store.writer import JOB_ID, is_finished, job_id, require_free, require_room
 
 MAIN = "activations"
 
@@ -131,14 +132,14 @@ class ShuffleJob:
 
     def init(self) -> ActivationWriter:
         """Begin the new store and the scratch folder, or go on with those that were begun."""
-        require_free(self.path, self.force)
+        require_free(self.path, self.force, "force")
         job = self._identity()
         begun = paths.exists(self._job_file)
         if begun and self._begun_with() != job:
             if not self.force:
                 raise MismatchError(
                     f"an unfinished shuffle to {self.path} was begun with another store, seed or size; use the "
-                    "same to go on, or --force to begin again"
+                    "same to go on, or force=True to begin again"
                 )
             paths.remove(self.scratch)
         self.one_pass = self.fits_one_pass()

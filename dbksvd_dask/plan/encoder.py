@@ -128,7 +128,7 @@ def stored_spec(
     chosen = {name: value for name, value in given.items() if value is not None}
     values = {name: params[name] for name in DECISIVE if name in params} | chosen
     if "k" not in values:
-        raise InputError("this dictionary does not say how many nonzeros a sample has; give k (--k)")
+        raise InputError("this dictionary does not say how many nonzeros a sample has; give k=N")
     threshold = float(extra.get("threshold", 0.0))
     if not _keeps_threshold(given):
         values |= {"sparsity": "max", "max_nonzeros": None}

@@ -73,7 +73,7 @@ def _open_store(path: str, n_samples: int, image_shape: Sequence[int] | None) ->
         raise InputError(
             f"{path} does not say what its samples are: {known.get('texts', 'no file of texts')} is not beside it "
             "and it is no store of images; give a text file with one line per sample, or, for pictures, "
-            "image_shape=(height, width, 3) (--image-shape HxWx3)"
+            "image_shape=(H, W, 3)"
         )
     if all(has_array(path, name) for name in ("text", "start", "end")):
         return TokenSamples(path, texts, n_samples)
@@ -154,7 +154,7 @@ def open_inputs(
     if image_shape is not None and found.kind != "image":
         raise InputError(
             f"image_shape={tuple(image_shape)} needs the store whose rows are the pictures; give it as "
-            "samples=STORE (--samples STORE)"
+            "samples=STORE"
         )
     reader = CodeReader(dataset, dictionary.n_atoms, max_samples)
     whole = path is not None and reader.n_samples == total

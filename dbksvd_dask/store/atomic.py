@@ -13,6 +13,7 @@ import io
 import itertools
 import json
 import os
+import re
 import shutil
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,7 +26,7 @@ from dbksvd_dask.store import paths
 from dbksvd_dask.store._system import NO_ROOM, start_writeback
 from dbksvd_dask.store.paths import PathLike
 
-PARTIAL_SUFFIX = ".partial"
+PARTIAL_SUFFIX, REPLACED_SUFFIX = ".partial", ".replaced"
 REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM)
 SEAL = "seal"  # the checksum in a JSON file that a job depends on
 _COUNTER = itertools.count()
@@ -149,7 +150,7 @@ def read_sealed(path: PathLike) -> dict[str, Any]:
     if not isinstance(found, dict) or found.get(SEAL) != _seal(content):
         raise StoreError(
             f"{path} is damaged: it is not what was written; remove it to do this part again, or begin again "
-            "with --force"
+            "with force=True"
         )
     return content
 
@@ -170,24 +171,40 @@ def aside(path: PathLike) -> str:
 def publish(work: PathLike, target: PathLike, *, overwrite: bool = False) -> None:
     """Rename finished local work to its final place; the previous content stays until then.
 
+    What an earlier call that was killed left of the previous content goes as well.
+
     Raises
     ------
     StoreError
         When there is something at `target` and `overwrite` is not set.
     """
     source, final = Path(work), Path(target)
-    replaced = final.with_name(f"{final.name}.{os.getpid()}-{next(_COUNTER)}.replaced")
+    previous = final.with_name(f"{final.name}.{os.getpid()}-{next(_COUNTER)}{REPLACED_SUFFIX}")
     if os.path.lexists(final):
         if not overwrite:
-            raise StoreError(f"{final} exists already; choose another name or allow overwriting with --force")
+            raise StoreError(f"{final} already exists; choose another name, or replace it with overwrite=True")
         if source.is_dir() or final.is_dir():  # a folder can only be renamed to a name that is free
-            os.rename(final, replaced)
+            os.rename(final, previous)
     try:
         os.replace(source, final)
     except FileNotFoundError as error:
         raise StoreError(f"{source} is gone: another process has published or removed it") from error
     fsync_path(final.parent)
-    paths.remove(replaced)
+    for left in replaced(final):
+        paths.remove(left)
+
+
+def replaced(target: PathLike) -> list[str]:
+    """Return what is left of content that `publish` replaced at `target`; removed only when a new one is there.
+
+    A process that is killed between the two renames leaves the new content aside and the previous one under such a
+    name.
+    """
+    final = Path(paths.normalise(target))
+    if not os.path.lexists(final):
+        return []
+    pattern = re.compile(re.escape(final.name) + r"\.\d+-\d+" + re.escape(REPLACED_SUFFIX))
+    return [str(final.parent / name) for name in paths.list_names(final.parent) if pattern.fullmatch(name)]
 
 
 def cannot_write(target: PathLike, error: OSError) -> StoreError:

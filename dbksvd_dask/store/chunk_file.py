@@ -76,7 +76,14 @@ def piece_rows(row_bytes: int) -> int:
 
 
 def write_chunk_file(
-    path: str, rows: Rows, pad: int = 0, *, folder: str, verify: bool = True, on_rows: Watch | None = None
+    path: str,
+    rows: Rows,
+    pad: int = 0,
+    *,
+    folder: str,
+    verify: bool = True,
+    on_rows: Watch | None = None,
+    durable: bool = False,
 ) -> int:
     """Write one file, whole or not at all; return the CRC-32C of its rows.
 
@@ -93,7 +100,9 @@ def write_chunk_file(
     verify : bool
         Read every piece back and compare it.
     on_rows : callable, optional
-        Shown each piece before it is written, as (first row, rows).
+        Called with (first row, rows) before each piece is written.
+    durable : bool
+        Force the file to the disk before it gets its name.
 
     Raises
     ------
@@ -103,7 +112,7 @@ def write_chunk_file(
     crc, done, started = 0, 0, 0
     step = max(1, min(len(rows), piece_rows(rows.nbytes // max(1, len(rows)))))
     buffers = np.empty((2, step, *rows.shape[1:]), rows.dtype)
-    with atomic.staged(path, folder, durable=False) as scratch, open(scratch, "w+b", buffering=0) as file:
+    with atomic.staged(path, folder, durable=durable) as scratch, open(scratch, "w+b", buffering=0) as file:
         reserve(file.fileno(), rows.nbytes + pad)
         for first in range(0, len(rows), step):
             piece = _piece(rows, first, buffers[0])

@@ -4,7 +4,7 @@
 CODES/zarr.json            format, version, n_atoms, k, parameters, fingerprints, metrics, `complete`
 CODES/atom/                int32 (sample, slot), -1 where a slot is empty
 CODES/coefficient/         float32 or float16 (sample, slot)
-CODES/crc32/               checksums of the rows of every chunk of both
+CODES/crc32c/              checksums of the rows of every chunk of both
 CODES/statistics/          over all samples, gathered in the same pass
     count, positive_count              int64 (atom,)    samples on which the atom is active, and positive
     coefficient_sum, coefficient_square_sum, abs_max    float64 (atom,)
@@ -20,7 +20,6 @@ own because a dimension and a variable of one dataset cannot both be called `ato
 from __future__ import annotations
 
 import dataclasses
-import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,12 +33,15 @@ from dbksvd_dask.evaluate._check import describe_wrong_atom
 from dbksvd_dask.evaluate.codes import CodeMoments
 from dbksvd_dask.store import atomic, paths
 from dbksvd_dask.store.activations import RowsAsArray
+from dbksvd_dask.store.checksums import CHECKSUMS, KINDS, kind_in
 from dbksvd_dask.store.dictionary import ATTRIBUTES_CRC, attributes_checksum
 from dbksvd_dask.store.paths import PathLike
-from dbksvd_dask.store.reader import CHECKSUMS, RowReader, open_aligned
+from dbksvd_dask.store.reader import RowReader, open_aligned
+from dbksvd_dask.store.verify import differing_chunks, read_checksums
 
 CODES_FORMAT = "dbksvd-codes"
-CODES_VERSION = 2  # 2: checksums of the attributes and of the statistics
+CODES_VERSION = 3  # 2: checksums of the attributes and of the statistics; 3: CRC-32C instead of CRC-32
+READABLE_VERSIONS = (2, 3)
 STATISTICS = "statistics"
 COEFFICIENT_DTYPES = ("float32", "float16")
 
@@ -78,9 +80,9 @@ def open_statistics(path: PathLike) -> xr.Dataset:
     return xr.Dataset(variables, attrs={**attributes, "l1_sum": group.attrs["l1_sum"]})
 
 
-def statistics_checksums(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, int]:
-    """Checksums of the arrays of the statistics, kept as an attribute of their group."""
-    return {name: zlib.crc32(np.ascontiguousarray(array).data) for name, array in arrays.items()}
+def statistics_checksums(arrays: Mapping[str, npt.NDArray[Any]], kind: str = CHECKSUMS) -> dict[str, int]:
+    """Checksums of the arrays of the statistics, kept as an attribute of their group that is named `kind`."""
+    return {name: KINDS[kind](array, 0) for name, array in arrays.items()}
 
 
 def _check_statistics(
@@ -92,7 +94,8 @@ def _check_statistics(
     if not isinstance(own.get("l1_sum"), int | float):
         raise StoreError(f"{damaged}: it has no `l1_sum`; {advice}")
     n_atoms, n_samples = int(attributes["n_atoms"]), int(attributes["n_samples"])
-    expected, found = own.get(CHECKSUMS), statistics_checksums(arrays)
+    kind = kind_in(own) or CHECKSUMS
+    expected, found = own.get(kind), statistics_checksums(arrays, kind)
     for name, dims in STATISTIC_DIMS.items():
         array = arrays[name]
         if array.ndim != len(dims) or (dims[0] == "atom" and len(array) != n_atoms):
@@ -138,25 +141,18 @@ def verify_codes(path: PathLike) -> int:
         When a chunk is missing or differs; it lists all that differ.
     """
     text, attributes = checked_codes(path)
-    expected = paths.read_array(text, paths.open_group(text), CHECKSUMS)
     readers = codes_readers(text, attributes)
-    if expected.shape != (readers[0].n_chunks, len(readers)):
-        raise StoreError(
-            f"{paths.join(text, CHECKSUMS)} has shape {expected.shape} for {readers[0].n_chunks} chunks of two "
-            "arrays; restore it or encode again"
-        )
+    checksums = read_checksums(text, readers[0].n_chunks)
+    if checksums.names != [reader.array for reader in readers]:
+        raise StoreError(f"{text} is damaged: its checksums are of the arrays {checksums.names}; encode again")
     open_statistics(text)  # compares their checksums
-    bad = []
-    for chunk in range(len(expected)):
-        blocks = (reader.read_stored(*reader.chunk_bounds(chunk)) for reader in readers)
-        if [zlib.crc32(block.reshape(-1).view(np.uint8).data) for block in blocks] != expected[chunk].tolist():
-            bad.append(chunk)
+    bad = differing_chunks(readers, checksums)
     if bad:
         raise StoreError(
             f"chunks {atomic.describe_parts(bad)} of {text} differ from their checksums; restore these files or "
             "encode again"
         )
-    return len(expected)
+    return readers[0].n_chunks
 
 
 def checked_codes(path: PathLike) -> tuple[str, dict[str, Any]]:
@@ -171,15 +167,15 @@ def checked_codes(path: PathLike) -> tuple[str, dict[str, Any]]:
     if kind != CODES_FORMAT:
         raise StoreError(f"{text} is {kind!r}, not {CODES_FORMAT!r}; make codes with `dbksvd encode`")
     found = attributes.get("format_version")
-    if found != CODES_VERSION:
+    if found not in READABLE_VERSIONS:
         raise MismatchError(
             f"{text} has {CODES_FORMAT} version {found}, written by dbksvd-dask "
             f"{attributes.get('package_version')}; this is dbksvd-dask {dbksvd_dask.__version__}, which reads "
-            f"version {CODES_VERSION}; install a matching version"
+            f"versions {' and '.join(map(str, READABLE_VERSIONS))}; install a matching version"
         )
     if not attributes.get("complete"):
         raise StoreError(
-            f"{text} is not finished; run `dbksvd encode` again, or with --finish if all parts are done"
+            f"{text} is not finished; run `dbksvd encode` again, or `dbksvd encode --finish` if all parts are done"
         )
     if attributes.get(ATTRIBUTES_CRC) != attributes_checksum(attributes):
         raise StoreError(f"{text} is damaged: its attributes are not what was written; encode again")

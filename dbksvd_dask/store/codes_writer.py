@@ -1,22 +1,16 @@
 """Writing a codes store: unit by unit, in any order, by any number of threads, processes and machines.
 
 A unit is a run of whole chunks, fixed by the activation store alone. Its chunks are written first, then its
-sums, its marker last; each file is there whole or not at all, so a unit can be written twice without harm.
+sums, its marker last; see `partial`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
-import os
-import zlib
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import zarr
 
 import dbksvd_dask
 from dbksvd_dask._safe_text import redacted_values
@@ -25,12 +19,10 @@ from dbksvd_dask.evaluate.sums import CodeSums
 from dbksvd_dask.kernels.moments import merge_moments
 from dbksvd_dask.plan.units import unit_chunks
 from dbksvd_dask.store import atomic, paths
+from dbksvd_dask.store.checksums import CHECKSUMS
 from dbksvd_dask.store.codes import CODES_FORMAT, CODES_VERSION, STATISTIC_DIMS, STATISTICS, statistics_checksums
 from dbksvd_dask.store.dictionary import ATTRIBUTES_CRC, attributes_checksum
-from dbksvd_dask.store.layout import PARTS, require_layout
-from dbksvd_dask.store.reader import CHECKSUMS
-
-ARRAYS = ("atom", "coefficient")
+from dbksvd_dask.store.partial import BEGIN_AGAIN, ArraySpec, Partial, begun_plan, content_id, put_array
 
 
 @dataclass(frozen=True)
@@ -83,6 +75,11 @@ class CodesPlan:
         """Units of part `part` of 1..n_parts: neighbours, as even as can be."""
         return range((part - 1) * self.n_units // n_parts, part * self.n_units // n_parts)
 
+    def arrays(self) -> list[ArraySpec]:
+        """Describe the two arrays that are written in chunks."""
+        dtypes = {"atom": "int32", "coefficient": self.coefficient_dtype}
+        return [ArraySpec(name, dtype, (self.k,), ("slot",)) for name, dtype in dtypes.items()]
+
     def nbytes(self, n_samples: int) -> int:
         """Bytes of the codes of some samples."""
         return n_samples * self.k * (4 + np.dtype(self.coefficient_dtype).itemsize)
@@ -115,7 +112,7 @@ class CodesPlan:
             if mine[name] != theirs.get(name):
                 raise MismatchError(
                     f"{where} was begun with {name}={theirs.get(name)!r}, this run has {name}={mine[name]!r}; use "
-                    "the same to go on, another output, or --force to begin again"
+                    "the same to go on, another output, or force=True to begin again"
                 )
 
 
@@ -130,42 +127,29 @@ class CodesWriter:
     """Writes a codes store; small and picklable, so that it travels to whichever worker encodes a unit."""
 
     def __init__(self, path: str, plan: CodesPlan) -> None:
-        self.path = paths.normalise(path)
         self.plan = plan
-        self.work = atomic.aside(self.path)
-        self._parts = paths.join(self.work, PARTS)
-
-    @property
-    def _ledger(self) -> atomic.Ledger:
-        return atomic.Ledger(self._parts, "unit")
+        self._partial = Partial(
+            path,
+            plan.arrays(),
+            plan.n_samples,
+            plan.chunk_rows,
+            part="unit",
+            part_chunks=plan.unit_rows // plan.chunk_rows,
+            durable=True,  # another machine may finish, and it cannot force files to the disk of this one
+        )
+        self.path, self.work = self._partial.path, self._partial.work
 
     # -- begin ----------------------------------------
 
     @classmethod
     def begun(cls, path: str) -> CodesWriter | None:
         """Open the unfinished store of that name, if there is one."""
-        described = paths.join(atomic.aside(path), PARTS, "plan.json")
-        if not paths.exists(described):
-            return None
-        return cls(path, CodesPlan.read(described))
+        described = begun_plan(path)
+        return None if described is None else cls(path, CodesPlan.read(described))
 
     def begin(self) -> None:
         """Make the empty store aside, once, however many processes begin at the same time."""
-        if paths.is_remote(self.work):
-            self._create(self.work)
-            return
-        os.makedirs(os.path.dirname(os.path.abspath(self.work)), exist_ok=True)
-        scratch = f"{self.work}.{os.uname().nodename}-{os.getpid()}.tmp"
-        paths.remove(scratch)
-        try:
-            self._create(scratch)
-            # a folder that is not empty cannot be replaced: the first one in stays
-            with contextlib.suppress(OSError):
-                os.rename(scratch, self.work)
-        finally:
-            paths.remove(scratch)
-        if not paths.exists(paths.join(self._parts, "plan.json")):
-            raise StoreError(f"{self.work} is in the way and is no unfinished encode; remove it")
+        self._partial.begin(self._head(), asdict(self.plan))
 
     def _head(self) -> dict[str, Any]:
         """Attributes of the store while it is not complete."""
@@ -188,48 +172,26 @@ class CodesWriter:
         }
         return redacted_values(head)
 
-    def _create(self, folder: str) -> None:
-        plan = self.plan
-        with paths.explain_refusal(folder):
-            store = paths.zarr_store(folder, read_only=False)
-            group = zarr.create_group(store=store, zarr_format=3, attributes=self._head())
-        for name, dtype in zip(ARRAYS, ("int32", plan.coefficient_dtype), strict=True):
-            group.create_array(
-                name,
-                shape=(plan.n_samples, plan.k),
-                chunks=(plan.chunk_rows, plan.k),
-                dtype=dtype,
-                compressors=None,
-                filters=None,
-                fill_value=0,
-                dimension_names=("sample", "slot"),
-                chunk_key_encoding={"name": "default", "separator": "."},
-                config={"write_empty_chunks": True, "order": "C"},
-            )
-        if not paths.is_remote(folder):
-            os.makedirs(paths.join(folder, PARTS), exist_ok=True)
-        atomic.write_sealed(paths.join(folder, PARTS, "plan.json"), asdict(plan))
-
     # -- units ----------------------------------------
 
     @property
     def complete(self) -> bool:
         """Tell whether everything is written and only the publishing is left."""
-        attributes = dict(paths.open_zarr(self.work).attrs)
+        attributes = self._partial.attributes()
         if attributes.get("complete") and attributes.get(ATTRIBUTES_CRC) != attributes_checksum(attributes):
             raise StoreError(
                 f"{paths.join(self.work, 'zarr.json')} is damaged: its attributes are not what was written; "
-                "begin again with --force"
+                f"{BEGIN_AGAIN}"
             )
         return bool(attributes.get("complete"))
 
     def done(self) -> list[int]:
         """Return the units that are written."""
-        return self._ledger.parts()
+        return self._partial.done()
 
     def missing(self) -> list[int]:
         """Return the units that are still to be written."""
-        return [] if self.complete else self._ledger.missing(self.plan.n_units)
+        return [] if self.complete else self._partial.missing(self.plan.n_units)
 
     def write_unit(
         self, unit: int, atom: npt.NDArray[np.int32], coefficient: npt.NDArray[Any], sums: CodeSums
@@ -242,62 +204,50 @@ class CodesWriter:
         atom, coefficient : ndarray of shape (rows of the unit, k), of the dtypes of the store
         sums : over the same rows
         """
-        rows, checksums = self.plan.chunk_rows, []
+        rows, arrays = self.plan.chunk_rows, {"atom": atom, "coefficient": coefficient}
         first = unit * (self.plan.unit_rows // rows)
-        for i, a in enumerate(range(0, len(atom), rows)):
-            blocks = (np.ascontiguousarray(array[a : a + rows]) for array in (atom, coefficient))
-            checksums.append([self._write_block(n, first + i, b) for n, b in zip(ARRAYS, blocks, strict=True)])
+        checksums = [
+            [self._partial.write_block(name, first + i, arrays[name][a : a + rows]) for name in arrays]
+            for i, a in enumerate(range(0, len(atom), rows))
+        ]
         atomic.write_bytes(self._sums_path(unit), sums.to_bytes())
-        # not Ledger.mark, which makes its folder: a task that ends after the work was discarded must not
-        atomic.write_sealed(self._ledger.file(unit), {"rows": len(atom), "crc32": checksums})
+        self._partial.mark(unit, len(atom), checksums)
         return UnitWritten(unit, len(atom))
-
-    def _write_block(self, name: str, chunk: int, block: npt.NDArray[Any]) -> int:
-        pad = bytes((self.plan.chunk_rows - len(block)) * block[0].nbytes)
-        # scratch files of a killed run stay in the folder that goes when the store is published
-        atomic.write_bytes(paths.join(self.work, name, f"c.{chunk}.0"), block, pad, folder=self._parts)
-        return zlib.crc32(block.reshape(-1).view(np.uint8).data)
 
     def _sums(self, unit: int) -> CodeSums:
         try:
             return CodeSums.from_bytes(paths.read_bytes(self._sums_path(unit)))
         except Exception as error:  # an archive may fail with anything
             raise StoreError(
-                f"{self._sums_path(unit)} is damaged ({brief(error)}); remove {self._ledger.file(unit)} to encode "
-                "these samples again"
+                f"{self._sums_path(unit)} is damaged ({brief(error)}); remove {self._partial.marker(unit)} to "
+                "encode these samples again"
             ) from error
 
     def _sums_path(self, unit: int) -> str:
-        return paths.join(self._parts, f"sums-{unit:08d}.npz")
+        return paths.join(self._partial.folder, f"sums-{unit:08d}.npz")
 
     def discard(self) -> None:
-        """Throw the unfinished work away, even while tasks of this process still write to it.
-
-        It is renamed first: a late task then finds no folder to write to, and nothing new can appear in what is
-        being removed. On a remote, which has no rename, the work stays.
-        """
-        if paths.is_remote(self.work):
-            return
-        doomed = f"{self.work}.{os.uname().nodename}-{os.getpid()}-discarded.tmp"
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(self.work, doomed)
-        paths.remove(doomed)
+        """Throw the unfinished work away, even while tasks of this process still write to it."""
+        self._partial.discard()
 
     # -- which parts were asked for ----------------------------------------
 
+    @property
+    def _split(self) -> str:
+        return paths.join(self._partial.folder, "split.json")
+
     def note_parts(self, n_parts: int) -> None:
-        """Remember in how many parts the job is done, for what `finish` says is missing."""
-        atomic.write_sealed(paths.join(self._parts, "split.json"), {"n_parts": n_parts})
+        """Record in how many parts the job is done, for what `finish` says is missing."""
+        atomic.write_sealed(self._split, {"n_parts": n_parts})
 
     def describe_missing(self) -> str:
         """Name what is not encoded, in parts if the job was split, and in samples."""
         missing = set(self.missing())
         spans = [self.plan.unit_bounds(unit) for unit in sorted(missing)]
         rows = f"{sum(b - a for a, b in spans)} of {self.plan.n_samples} samples"
-        noted = paths.join(self._parts, "split.json")
-        if not paths.exists(noted):
+        if not paths.exists(self._split):
             return f"Chunks not encoded: {atomic.describe_parts(missing)} ({rows})"
-        n = int(atomic.read_sealed(noted)["n_parts"])
+        n = int(atomic.read_sealed(self._split)["n_parts"])
         parts = [i for i in range(1, n + 1) if missing & set(self.plan.part_units(i, n))]
         return f"Parts not encoded: {atomic.describe_parts(parts)} of {n} ({rows})"
 
@@ -315,70 +265,29 @@ class CodesWriter:
             if self.missing():
                 raise JobError(f"{self.path} cannot be finished. {self.describe_missing()}; encode them first")
             self._complete()
-        self._sweep()
-        if self.work != self.path:
-            atomic.publish(self.work, self.path, overwrite=overwrite)
-        paths.remove(paths.join(self.path, PARTS))
+        self._partial.publish(overwrite)
 
     def _complete(self) -> None:
         units = range(self.plan.n_units)
-        table = np.array([row for unit in units for row in self._ledger.read(unit)["crc32"]], np.uint32)
+        table = self._partial.checksums(units)
         sums = merge_moments(self._sums(unit) for unit in units)
-        group = self._group()
-        self._require_arrays(group)
-        _put(group, CHECKSUMS, table, ("chunk", "array"), {"arrays": list(ARRAYS)})
+        self._partial.require_sound()  # chunks must not be published under metadata that do not describe them
+        group = self._partial.group()
+        self._partial.write_checksums(group, table)
         below = group.require_group(STATISTICS)
         gathered = statistics(sums)
         below.attrs.update({"l1_sum": sums.codes.l1_sum, CHECKSUMS: statistics_checksums(gathered)})
         for name, values in gathered.items():
-            _put(below, name, values, STATISTIC_DIMS[name], {})
-        identity = json.dumps(self.plan.identity(), sort_keys=True).encode()
-        content_id = hashlib.sha256(identity + table.astype("<u4").tobytes()).hexdigest()[:32]
-        added = {"metrics": sums.metrics(), "content_id": content_id}
+            put_array(below, name, values, STATISTIC_DIMS[name], {})
+        added = {"metrics": sums.metrics(), "content_id": content_id(self.plan.identity(), table)}
         # not what the unfinished store says of itself, which nothing has checked
-        head = {**self._head(), **added}
-        group.attrs.put({**head, ATTRIBUTES_CRC: attributes_checksum({**head, "complete": True})})
-        if not paths.is_remote(self.work):
-            _sync(self.work)
-        group.attrs.update({"complete": True})
-
-    def _group(self) -> zarr.Group:
-        with paths.explain_metadata(self.work):
-            return zarr.open_group(store=paths.zarr_store(self.work, read_only=False), mode="r+")
+        head = {**self._head(), **added, "complete": True}
+        self._partial.seal(group, {**head, ATTRIBUTES_CRC: attributes_checksum(head)})
 
     def require_sound(self) -> None:
-        """Refuse to go on with an unfinished store whose metadata are not those it was begun with."""
+        """Refuse to continue with an unfinished store whose metadata are not those it was begun with."""
         if not self.complete:
-            self._require_arrays(self._group())
-
-    def _require_arrays(self, group: zarr.Group) -> None:
-        """Refuse to publish chunks under metadata that do not describe them."""
-        for name, dtype in zip(ARRAYS, ("int32", self.plan.coefficient_dtype), strict=True):
-            array, place = paths.get_array(self.work, group, name), paths.join(self.work, name)
-            if array is None or array.shape[0] != self.plan.n_samples:
-                raise StoreError(
-                    f"{place} is damaged: it is not the array it was begun as; begin again with --force"
-                )
-            require_layout(place, array, (self.plan.k,), np.dtype(dtype), self.plan.chunk_rows, True)
-
-    def _sweep(self) -> None:
-        """Remove markers, sums and whatever scratch files and folders a killed run left.
-
-        The plan stays until the store is published, to tell what it is.
-        """
-        for name in paths.list_names(self._parts):
-            if name != "plan.json":
-                paths.remove(paths.join(self._parts, name))
-        if paths.is_remote(self.work):
-            return
-        for folder, _, names in os.walk(self.work):
-            for name in names:
-                if name.endswith(".partial"):  # Zarr's own
-                    os.unlink(os.path.join(folder, name))
-        home, name = os.path.split(os.path.abspath(self.work))
-        for found in os.listdir(home):
-            if found.startswith(f"{name}.") and found.endswith(".tmp"):
-                paths.remove(os.path.join(home, found))
+            self._partial.require_sound()
 
 
 def statistics(sums: CodeSums) -> dict[str, npt.NDArray[Any]]:
@@ -394,26 +303,3 @@ def statistics(sums: CodeSums) -> dict[str, npt.NDArray[Any]]:
         "l0_histogram": sums.codes.l0_histogram,
         "error_histogram": sums.reconstruction.error_histogram,
     }
-
-
-def _put(
-    group: zarr.Group, name: str, values: npt.NDArray[Any], dims: tuple[str, ...], attributes: dict[str, Any]
-) -> None:
-    group.create_array(
-        name,
-        data=values,
-        chunks=values.shape,
-        compressors=None,
-        overwrite=True,
-        dimension_names=dims,
-        attributes=attributes,
-        config={"write_empty_chunks": True, "order": "C"},
-    )
-
-
-def _sync(folder: str) -> None:
-    """Force what Zarr wrote to the disk before the store calls itself complete."""
-    for name in ("", CHECKSUMS, STATISTICS, *(f"{STATISTICS}/{n}" for n in STATISTIC_DIMS)):
-        atomic.fsync_path(os.path.join(folder, name))
-        with contextlib.suppress(FileNotFoundError):
-            atomic.fsync_path(os.path.join(folder, name, "zarr.json"))

@@ -39,7 +39,7 @@ def save_dictionary(path: PathLike, dictionary: Dictionary, *, overwrite: bool =
     """Write a dictionary: aside first, then renamed to `path`."""
     target = local_folder(path, "a dictionary")
     if os.path.exists(target) and not overwrite:
-        raise StoreError(f"{target} exists already; choose another path or say overwrite (--force)")
+        raise StoreError(f"{target} already exists; choose another path, or replace it with overwrite=True")
     if os.path.exists(target):
         require_replaceable(target, FORMAT)
     return publish_dictionary(target, dictionary)

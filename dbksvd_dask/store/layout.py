@@ -10,18 +10,18 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import zarr
-from zarr.codecs import BloscCodec, ZstdCodec
 
 import dbksvd_dask
 from dbksvd_dask._safe_text import redacted_values
 from dbksvd_dask.errors import InputError, MismatchError, StoreError, brief
 from dbksvd_dask.store import atomic, paths
+from dbksvd_dask.store.checksums import CHECKSUMS
 from dbksvd_dask.store.dtypes import BFLOAT16, dtype_name, stored_dtype
-from dbksvd_dask.store.reader import ACTIVATIONS_FORMAT, ACTIVATIONS_VERSION, ROW_CHECKSUMS, chunk_layout
+from dbksvd_dask.store.partial import ArraySpec
+from dbksvd_dask.store.reader import ACTIVATIONS_FORMAT, ACTIVATIONS_VERSION
 
-PARTS = ".parts"
-# DESIGN section 5: chunks of 16-64 MB; 32 MiB is the power of two in the middle
+ROWS = "activations"
+# chunks of 16-64 MB: fewer files than smaller ones, and a few fit into memory; the power of two in the middle
 CHUNK_BYTES = 1 << 25
 
 
@@ -118,7 +118,7 @@ def make_plan(
         raise InputError(f"chunk_rows={rows}; need at least 1")
     specs = {key: Aligned.of(value) for key, value in (aligned or {}).items()}
     for key in specs:
-        if key in ("activations", ROW_CHECKSUMS) or not key.replace("_", "a").replace("-", "a").isalnum():
+        if key in (ROWS, CHECKSUMS) or not key.replace("_", "a").replace("-", "a").isalnum():
             raise InputError(f"an aligned array cannot be called {key!r}; use letters, digits, - and _")
     provenance, identity = dict(attributes or {}), dict(job or {})
     return StorePlan(n_samples, n_features, name, rows, compressor, provenance, specs, identity)
@@ -131,7 +131,7 @@ def check_same(path: str, before: dict[str, Any], now: dict[str, Any]) -> None:
         key, old, new = _first_difference(different[0], before.get(different[0]), now[different[0]])
         raise MismatchError(
             f"an unfinished store at {atomic.aside(path)} was begun with {key}={old!r}, now {key}={new!r}; use "
-            "the same options to go on, or --force to begin again"
+            "the same options to go on, or force=True to begin again"
         )
 
 
@@ -166,34 +166,8 @@ def require_replaceable(path: str, format_name: str) -> None:
             format_name.removeprefix("dbksvd-"), "a dictionary"
         )
         raise StoreError(
-            f"{path} is {found or 'something else'}, and --force replaces only {kind}; choose another name, or "
-            "remove it yourself"
-        )
-
-
-def require_layout(
-    place: str, array: zarr.Array[Any], tail: tuple[int, ...], dtype: np.dtype[Any], chunk_rows: int, raw: bool
-) -> None:
-    """Refuse to go on with an array whose metadata are not those it was made with.
-
-    Parameters
-    ----------
-    place : str
-        The folder of the array.
-    tail : tuple of int
-        Its shape after the samples.
-    dtype : numpy dtype
-    chunk_rows : int
-    raw : bool
-        Whether a chunk is just its rows.
-    """
-    pattern = "c.{}" + ".0" * len(tail)
-    expected = (tail, (chunk_rows, *tail), np.dtype(dtype), (pattern, raw))
-    found = (tuple(array.shape[1:]), tuple(array.chunks), np.dtype(array.dtype), chunk_layout(array))
-    if found != expected:
-        raise StoreError(
-            f"the Zarr metadata in {paths.join(place, 'zarr.json')} are not those the store was begun with; "
-            "begin again with --force"
+            f"{path} is {found or 'something else'}, and only {kind} is replaced; choose another name, or remove "
+            "it yourself"
         )
 
 
@@ -208,45 +182,13 @@ def attributes_of(plan: StorePlan) -> dict[str, Any]:
     }
 
 
-def create_group(work: str, plan: StorePlan) -> None:
-    """Make the empty group and its arrays."""
-    if not paths.is_remote(work):
-        os.makedirs(os.path.join(work, PARTS))
-    with paths.explain_refusal(work):
-        store, head = paths.zarr_store(work, read_only=False), attributes_of(plan)
-        group = zarr.create_group(store=store, zarr_format=3, attributes=head)
-    rows = {"dtype": BFLOAT16} if plan.dtype == BFLOAT16 else {}
-    _create_array(group, plan, "activations", stored_dtype(plan.dtype), (plan.n_features,), ("feature",), rows)
-    for name, spec in plan.aligned.items():
-        dims = tuple(f"{name}_{axis}" for axis in range(len(spec.shape)))
-        _create_array(group, plan, name, np.dtype(spec.dtype), spec.shape, dims, spec.attributes)
+def array_specs(plan: StorePlan) -> list[ArraySpec]:
+    """Describe the arrays of a store: the rows, and what is aligned to them."""
+    marked = {"dtype": BFLOAT16} if plan.dtype == BFLOAT16 else {}
+    rows = ArraySpec(ROWS, stored_dtype(plan.dtype).name, (plan.n_features,), ("feature",), marked)
+    return [rows, *(_aligned_spec(name, spec) for name, spec in plan.aligned.items())]
 
 
-def _create_array(
-    group: zarr.Group,
-    plan: StorePlan,
-    name: str,
-    dtype: np.dtype[Any],
-    tail: tuple[int, ...],
-    dims: tuple[str, ...],
-    attributes: dict[str, Any],
-) -> None:
-    codecs: dict[str | None, Any] = {
-        None: None,
-        "zstd": ZstdCodec(level=1),
-        "blosc": BloscCodec(cname="lz4", shuffle="shuffle", typesize=dtype.itemsize),
-    }
-    group.create_array(
-        name,
-        shape=(plan.n_samples or 0, *tail),
-        chunks=(plan.chunk_rows, *tail),
-        dtype=dtype,
-        compressors=codecs[plan.compressor],
-        filters=None,
-        fill_value=0,
-        dimension_names=("sample", *dims),
-        attributes=attributes,
-        # one flat folder per array: a chunk is one file, not a folder with a file
-        chunk_key_encoding={"name": "default", "separator": "."},
-        config={"write_empty_chunks": True, "order": "C"},
-    )
+def _aligned_spec(name: str, spec: Aligned) -> ArraySpec:
+    dims = tuple(f"{name}_{axis}" for axis in range(len(spec.shape)))
+    return ArraySpec(name, spec.dtype, spec.shape, dims, spec.attributes)

@@ -25,14 +25,12 @@ from dbksvd_dask._safe_text import redacted
 from dbksvd_dask.errors import InputError, StoreError
 from dbksvd_dask.store import paths
 from dbksvd_dask.store._system import read_at
-from dbksvd_dask.store.checksums import bytes_of
+from dbksvd_dask.store.checksums import CHECKSUMS, bytes_of
 from dbksvd_dask.store.dtypes import BFLOAT16, delivered_dtype, stored_dtype, widen_bfloat16
 from dbksvd_dask.store.paths import PathLike
 
 ACTIVATIONS_FORMAT = "dbksvd-activations"
 ACTIVATIONS_VERSION = 1
-CHECKSUMS = "crc32"  # of stores of codes
-ROW_CHECKSUMS = "crc32c"  # of activation stores
 
 _HANDLES: dict[tuple[str, str, str], zarr.Array[Any]] = {}
 _HANDLES_LOCK = threading.Lock()
@@ -383,7 +381,7 @@ def aligned_names(reader: RowReader, group: zarr.Group) -> list[str]:
     return sorted(
         name
         for name, array in paths.get_arrays(reader.path, group).items()
-        if array.shape[:1] == (reader.n_samples,) and name not in (reader.array, ROW_CHECKSUMS)
+        if array.shape[:1] == (reader.n_samples,) and name not in (reader.array, CHECKSUMS)
     )
 
 

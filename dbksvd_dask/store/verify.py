@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
 from dbksvd_dask.errors import StoreError
 from dbksvd_dask.store import atomic, paths
-from dbksvd_dask.store.checksums import crc32c
+from dbksvd_dask.store.checksums import KINDS, Checksum, kind_in
 from dbksvd_dask.store.paths import PathLike
-from dbksvd_dask.store.reader import ROW_CHECKSUMS, RowReader, open_aligned, open_rows
+from dbksvd_dask.store.reader import RowReader, open_aligned, open_rows
 
 
 def verify_store(path: PathLike, on_chunk: Callable[[int], None] | None = None) -> int:
@@ -22,7 +22,7 @@ def verify_store(path: PathLike, on_chunk: Callable[[int], None] | None = None) 
     path : path or fsspec URL
         An activation store of this package.
     on_chunk : callable, optional
-        Told how many chunks are done.
+        Called with the number of chunks that are done.
 
     Returns
     -------
@@ -35,16 +35,9 @@ def verify_store(path: PathLike, on_chunk: Callable[[int], None] | None = None) 
         When one is missing or differs; it lists all that differ.
     """
     reader = open_rows(path)
-    expected, names = _checksums(path, reader)
-    readers = [reader if name == reader.array else open_aligned(path, name) for name in names]
-    bad = []
-    for chunk in range(reader.n_chunks):
-        blocks = (r.read_stored(*r.chunk_bounds(chunk)) for r in readers)
-        found = [crc32c(block) for block in blocks]
-        if found != expected[chunk].tolist():
-            bad.append(chunk)
-        if on_chunk is not None:
-            on_chunk(chunk + 1)
+    checksums = read_checksums(path, reader.n_chunks)
+    readers = [reader if name == reader.array else open_aligned(path, name) for name in checksums.names]
+    bad = differing_chunks(readers, checksums, on_chunk)
     if bad:
         raise StoreError(
             f"chunks {atomic.describe_parts(bad)} of {path} differ from their checksums; "
@@ -53,16 +46,47 @@ def verify_store(path: PathLike, on_chunk: Callable[[int], None] | None = None) 
     return reader.n_chunks
 
 
-def _checksums(path: PathLike, reader: RowReader) -> tuple[NDArray[Any], list[str]]:
-    """Read the table of checksums, one row per chunk, and the names of its columns."""
+class Checksums(NamedTuple):
+    """The checksums that a store carries: a table of shape (n_chunks, arrays), its columns and their function."""
+
+    table: NDArray[Any]
+    names: list[str]
+    function: Checksum
+
+
+def read_checksums(path: PathLike, n_chunks: int) -> Checksums:
+    """Read the checksums of a store of activations or codes."""
     group = paths.open_group(path)
-    table = paths.get_array(path, group, ROW_CHECKSUMS)
-    if table is None:
+    kind = kind_in(paths.get_arrays(path, group))
+    if kind is None:
         raise StoreError(f"{path} has no checksums; it was not written by this package")
-    expected, names = paths.read_array(path, group, ROW_CHECKSUMS), table.attrs.get("arrays")
-    if not isinstance(names, list) or expected.shape != (reader.n_chunks, len(names)):
+    table, names = paths.read_array(path, group, kind), group[kind].attrs.get("arrays")
+    if not isinstance(names, list) or table.shape != (n_chunks, len(names)):
         raise StoreError(
-            f"the checksums of {path} are of shape {expected.shape} for the arrays {names}, not one row for each "
-            f"of {reader.n_chunks} chunks; restore {paths.join(path, ROW_CHECKSUMS)} or write the store again"
+            f"the checksums of {path} are of shape {table.shape} for the arrays {names}, not one row for each "
+            f"of {n_chunks} chunks; restore {paths.join(path, kind)} or write the store again"
         )
-    return expected, [str(name) for name in names]
+    return Checksums(table, [str(name) for name in names], KINDS[kind])
+
+
+def differing_chunks(
+    readers: Sequence[RowReader], checksums: Checksums, on_chunk: Callable[[int], None] | None = None
+) -> list[int]:
+    """Read all chunks and return the numbers of those that differ from their checksums.
+
+    Parameters
+    ----------
+    readers : sequence of RowReader
+        One per column of the checksums.
+    checksums : Checksums
+    on_chunk : callable, optional
+        Called with the number of chunks that are done.
+    """
+    bad = []
+    for chunk, expected in enumerate(checksums.table.tolist()):
+        blocks = (reader.read_stored(*reader.chunk_bounds(chunk)) for reader in readers)
+        if [checksums.function(block, 0) for block in blocks] != expected:
+            bad.append(chunk)
+        if on_chunk is not None:
+            on_chunk(chunk + 1)
+    return bad

@@ -85,7 +85,7 @@ def test_existing_codes_are_recognised_and_others_need_force(tmp_path, store, ru
         assert "9000 were there already" in text
     code, _, err = jobs.command("encode", store, run, out, "--k", 2)
     assert code == 1
-    assert "was begun with k=3, this run has k=2" in err
+    assert "was begun with --k 3, this run has --k 2" in err
     assert jobs.command("encode", store, run, out, "--force", "--k", 2)[0] == 0
     assert open_codes(out).sizes["slot"] == 2
 
@@ -132,9 +132,9 @@ def test_encode_stays_within_the_memory_of_its_plan(n_rows, n_features, n_atoms,
         (("--part", "9/8"), 1, "part 9/8 does not exist; parts count from 1/8 to 8/8"),
         (("--part", "1/2", "--finish"), 1, "run every part first, then finish alone"),
         (("--finish",), 1, "no encode was begun at"),
-        (("--k", 40), 1, "k=40 exceeds n_atoms=32"),
+        (("--k", 40), 1, "--k 40 exceeds n_atoms=32"),
         (("--coefficient-dtype", "int8"), 2, "'int8' is not one of 'float32', 'float16'"),
-        (("--encoder", "omp", "--nonneg"), 1, "encoder='omp' gives coefficients of both signs"),
+        (("--encoder", "omp", "--nonneg"), 1, "--encoder omp gives coefficients of both signs"),
     ],
 )
 def test_bad_options_give_one_clear_line(tmp_path, store, run, args, code, text):

@@ -81,7 +81,7 @@ def test_resume_with_another_value_is_refused_with_both(tmp_path, store):
     jobs.command("fit", store, run, *SMALL)
     code, out, err = jobs.command("fit", store, run, "--resume", "--k", 4)
     assert (code, out) == (1, "")
-    assert "was made with k=3, this fit has k=4" in err
+    assert "was made with --k 3, this fit has --k 4" in err
     assert err.count("\n") == 1
 
 
@@ -152,7 +152,7 @@ def test_a_fit_that_needs_more_memory_than_allowed_is_refused_before_it_starts(t
     code, out, err = jobs.command("fit", store, tmp_path / "run", *SMALL, "--memory-limit", "50MB")
     assert (code, out) == (1, "")
     assert "this fit is planned to take" in err
-    assert "more than memory_limit=50.0 MB" in err
+    assert "more than --memory-limit 50.0 MB" in err
     assert not list(tmp_path.glob("run/checkpoint-*"))
 
 
@@ -161,9 +161,9 @@ def test_a_fit_that_needs_more_memory_than_allowed_is_refused_before_it_starts(t
     [
         (("--n-atoms", 24), 2, "Missing option '--k'"),
         (("--k", 3), 2, "Missing option '--n-atoms'"),
-        (("--n-atoms", 24, "--k", 0), 1, "dbksvd: error: k=0 is too small; use k >= 1"),
-        (("--n-atoms", 24, "--k", 30), 1, "dbksvd: error: k=30 exceeds n_atoms=24"),
-        (("--n-atoms", 24, "--k", 3, "--rtol", -1), 1, "rtol=-1.0 is not a finite number >= 0"),
+        (("--n-atoms", 24, "--k", 0), 1, "dbksvd: error: --k 0 is too small; use --k >= 1"),
+        (("--n-atoms", 24, "--k", 30), 1, "dbksvd: error: --k 30 exceeds --n-atoms 24; use --k <= 24"),
+        (("--n-atoms", 24, "--k", 3, "--rtol", -1), 1, "--rtol -1.0 is not a finite number >= 0"),
         (("--n-atoms", 24, "--k", 3, "--encoder", "ols"), 2, "'ols' is not one of 'mp', 'omp'"),
         (("--n-atoms", 24, "--k", 3, "--validation", "no"), 1, "neither a number of samples nor a store"),
         (("--n-atoms", 24, "--k", 3, "--init", "zeros"), 1, "--init zeros is not known; use 'uniform', 'data'"),

@@ -303,9 +303,9 @@ def test_existing_output_needs_force(source, store, tmp_path, capsys):
     for args in (("import", source), ("shuffle", store)):
         extra = ["--seed", 0] if args[0] == "shuffle" else []
         line = fails(capsys, *args, tmp_path / "out", *extra)
-        assert "out exists already; choose another name or allow overwriting with --force" in line
+        assert "out already exists; choose another name, or replace it with --force" in line
         line = fails(capsys, *args, tmp_path / "out", *extra, "--force")
-        assert "out is something else, and --force replaces only an activation store; choose another name" in line
+        assert "out is something else, and only an activation store is replaced; choose another name" in line
         assert (tmp_path / "out" / "precious").exists()
     (tmp_path / "out" / "precious").unlink()
     for _ in ("empty folder", "store"):
@@ -323,16 +323,20 @@ def test_plan_says_in_how_many_passes_a_store_is_shuffled(tmp_path, capsys):
         assert (plan["passes"], plan["scratch_bytes"]) == (passes, (passes - 1) * nbytes)
         assert plan["written_bytes"] == passes * nbytes
     taken = fails(capsys, "shuffle", wide, narrow, "--seed", 0, "--plan")
-    assert "exists already" in taken
+    assert "already exists" in taken
 
 
 def test_force_does_not_cost_the_source(source, store, tmp_path, capsys):
     (tmp_path / "folder").mkdir()
     np.save(tmp_path / "folder" / "a.npy", np.ones((4, 3), np.float32))
     before = tree(tmp_path)
-    assert "is something else, and --force replaces only an" in fails(capsys, "import", source, source, "--force")
+    assert "is something else, and only an activation store is replaced" in fails(
+        capsys, "import", source, source, "--force"
+    )
     folder = tmp_path / "folder"
-    assert "is something else, and --force replaces only an" in fails(capsys, "import", folder, folder, "--force")
+    assert "is something else, and only an activation store is replaced" in fails(
+        capsys, "import", folder, folder, "--force"
+    )
     assert tree(tmp_path) == before
     rows = open_rows(store).read(0, 300)
     assert run(capsys, "shuffle", store, store, "--seed", 0, "--force")[0] == 0

@@ -119,7 +119,7 @@ def test_existing_folder_is_one_line_of_error(run, tmp_path, capsys):
     assert dbksvd("export", "saelens", run, tmp_path / "sae", *NAMES) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert "exists already; choose another folder or replace it with --force" in error
+    assert "already exists; choose another folder, or replace it with --force" in error
     assert dbksvd("export", "saelens", run, tmp_path / "sae", *NAMES, "--force") == 0
 
 
@@ -154,7 +154,7 @@ def test_import_dictionary_says_what_it_changed(tmp_path, capsys, make_dictionar
     assert (result["transposed"], result["normalised"]) == (True, True)
     np.testing.assert_allclose(open_dictionary(tmp_path / "d.zarr").atoms, D, atol=1e-6)
     assert dbksvd("import-dictionary", tmp_path / "d.npy", tmp_path / "d.zarr") == 1
-    assert "exists already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -214,7 +214,7 @@ def test_script_keeps_a_store_of_other_options_unless_forced(tmp_path, capsys):
     assert main([*arguments, "--stride", "2"]) == 0
     before = tree(tmp_path / "p.zarr")
     assert main([*arguments, "--stride", "3"]) == 1
-    assert "exists already; choose another name or allow overwriting with --force" in capsys.readouterr().err
+    assert "already exists; choose another name, or replace it with --force" in capsys.readouterr().err
     assert tree(tmp_path / "p.zarr") == before
     assert main([*arguments, "--stride", "3", "--force"]) == 0
     assert open_activations(tmp_path / "p.zarr").sizes["sample"] == 4 * 4 + 3 * 3

@@ -252,7 +252,7 @@ def test_other_texts_or_options_do_not_mix_with_work_done(tmp_path):
         with pytest.raises(MismatchError, match=f"was begun with .*{said}"):
             write_store(store, rows, "float16", {"layer": layer}, chunk_rows=3)
     assert write_store(store, token_rows(), "float16", {"layer": 1}, chunk_rows=3, overwrite=True)
-    with pytest.raises(StoreError, match="exists already"):
+    with pytest.raises(StoreError, match="already exists"):
         write_store(store, token_rows(), "float16", {"layer": 2}, chunk_rows=3)
 
 

@@ -125,7 +125,7 @@ def test_names_are_checked(dictionary, tmp_path, options, text):
 
 def test_existing_folder_is_refused(dictionary, tmp_path):
     (tmp_path / "hf").mkdir()
-    with pytest.raises(StoreError, match="exists already; choose another folder"):
+    with pytest.raises(StoreError, match="already exists; choose another folder"):
         export_huggingface(dictionary, tmp_path / "hf", repo_id="me/atoms")
     export_huggingface(dictionary, tmp_path / "hf", repo_id="me/atoms", overwrite=True)
 

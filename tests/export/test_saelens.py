@@ -123,7 +123,7 @@ def test_what_saelens_cannot_do_is_said(make_dictionary, tmp_path, caplog):
     result = export_saelens(dictionary, tmp_path / "sae", **NAMES)
     assert len(result.notes) == 3
     assert "SAELens does not refit" in caplog.text
-    assert "--form plugin" in result.notes[1]
+    assert "form='plugin'" in result.notes[1]
     omp = export_saelens(dictionary_of(dictionary.atoms, encoder="omp"), tmp_path / "omp", **NAMES)
     assert "fitted with 'omp'" in omp.notes[0]
 
@@ -191,9 +191,13 @@ def test_dictionary_of_the_wrong_dtype_is_refused(signed, tmp_path, dtype):
 def test_existing_folder_is_refused_and_left_alone(signed, tmp_path):
     (tmp_path / "sae").mkdir()
     (tmp_path / "sae" / "mine.txt").write_text("keep")
-    with pytest.raises(StoreError, match=r"sae exists already; choose another folder or replace it with --force"):
+    with pytest.raises(
+        StoreError, match=r"sae already exists; choose another folder, or replace it with overwrite=True"
+    ):
         export_saelens(signed, tmp_path / "sae", **NAMES)
-    with pytest.raises(StoreError, match=r"sae holds mine.txt, which is no part of an export; it is not replaced"):
+    with pytest.raises(
+        StoreError, match=r"sae holds mine.txt, which is not part of an export; it is not replaced"
+    ):
         export_saelens(signed, tmp_path / "sae", **NAMES, overwrite=True)
     assert [p.name for p in (tmp_path / "sae").iterdir()] == ["mine.txt"]
     assert [p.name for p in tmp_path.iterdir()] == ["sae"]
@@ -214,7 +218,7 @@ def test_export_takes_the_place_of_one_before_it(signed, tmp_path):
         ({"atoms": np.full((4, 3), np.nan, np.float32)}, "atom 0 holds values that are not finite"),
         ({"atoms": np.ones((0, 3), np.float32)}, r"has shape \(0, 3\)"),
         ({"mean": np.zeros(9)}, r"the mean has shape \(9,\); it must be \(10,\)"),
-        ({"params": {}}, r"does not say how many nonzeros a sample has; give k \(--k\)"),
+        ({"params": {}}, r"does not say how many nonzeros a sample has; give k=N"),
         ({"params": {"k": 99}}, "k=99 exceeds n_atoms=24"),
     ],
 )

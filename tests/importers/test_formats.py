@@ -187,7 +187,7 @@ def test_bfloat16_is_widened_exactly(tmp_path):
 
 def test_bfloat16_saved_by_numpy_needs_to_be_named(tmp_path):
     source = DATA / "ml_dtypes_bfloat16.npy"
-    with pytest.raises(InputError, match=r"--dtype bfloat16"):
+    with pytest.raises(InputError, match="say dtype='bfloat16'"):
         import_activations(source, tmp_path / "store")
     import_activations(source, tmp_path / "store", dtype="bfloat16")
     assert_same_bits(tmp_path / "store", pattern((11, 6), "bfloat16"))
@@ -314,7 +314,7 @@ def test_raw_file_described_by_options_or_by_a_meta_file(tmp_path):
 
 def test_raw_file_without_description_says_what_to_give(tmp_path):
     np.zeros(12, np.float16).tofile(tmp_path / "a.bin")
-    with pytest.raises(InputError, match=r"give dtype and n_features \(--dtype float16 --n-features 768\)"):
+    with pytest.raises(InputError, match=r"give its dtype and width, such as dtype='float16' n_features=768"):
         import_activations(tmp_path / "a.bin", tmp_path / "store")
     with pytest.raises(StoreError, match=r"24 bytes, not a whole number of rows of 5 float16 \(10 bytes\)"):
         import_activations(tmp_path / "a.bin", tmp_path / "store", dtype="float16", n_features=5)
@@ -322,7 +322,9 @@ def test_raw_file_without_description_says_what_to_give(tmp_path):
 
 def test_several_arrays_need_a_name(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.zeros((2, 3), np.float32), y=np.ones((2, 3), np.float32))
-    with pytest.raises(InputError, match=r"several arrays; name one with --array: x float32 \(2, 3\), y float32"):
+    with pytest.raises(
+        InputError, match=r"several arrays; name one with array=NAME: x float32 \(2, 3\), y float32"
+    ):
         import_activations(tmp_path / "a.npz", tmp_path / "store")
     with pytest.raises(InputError, match=r"no array `z`; it has: x float32"):
         import_activations(tmp_path / "a.npz", tmp_path / "store", array="z")

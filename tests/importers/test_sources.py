@@ -128,8 +128,8 @@ def test_destination_is_no_source(source, tmp_path, monkeypatch):
     ("hints", "message"),
     [
         ({"dtype": "float16"}, r"dtype='float16' does not fit: .*a.npy \(npy\) holds float32 and says so itself"),
-        ({"dtype": "nonsense"}, r"dtype='nonsense' does not fit: .*leave out --dtype, which is for raw files"),
-        ({"n_features": 3}, r"n_features=3 does not fit: .*\(npy\) has rows of 4 .*leave out --n-features"),
+        ({"dtype": "nonsense"}, r"dtype='nonsense' does not fit: .*leave it out: it is for raw files"),
+        ({"n_features": 3}, r"n_features=3 does not fit: .*\(npy\) has rows of 4 .*leave it out"),
     ],
 )
 def test_what_is_said_of_files_and_is_not_so_is_refused(hints, message, tmp_path):
@@ -182,7 +182,7 @@ def test_nameless_array_beside_the_rows_is_refused_only_when_it_is_meant(tmp_pat
     with pytest.raises(InputError, match=r"several arrays; name one .*wide void16 \(3, 2\)"):
         import_activations(tmp_path / "a.h5", tmp_path / "other")
     for options in ({"array": "wide"}, {"array": "acts", "aligned": ["other"]}):
-        with pytest.raises(InputError, match=r"two-byte numbers without a name .*--dtype bfloat16"):
+        with pytest.raises(InputError, match=r"two-byte numbers without a name .*dtype='bfloat16'"):
             import_activations(tmp_path / "a.h5", tmp_path / "other", **options)
 
 

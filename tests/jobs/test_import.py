@@ -85,7 +85,7 @@ def test_rows_that_are_not_finite_are_refused_with_their_place(tmp_path):
     rows = np.zeros((4, 5, 3), np.float32)
     rows[2, 1, 0] = np.nan
     source = save(tmp_path / "a.npy", rows)
-    with pytest.raises(InputError, match=r"row 11 \(sequence 2, token 1\) of .*a.npy holds .* --nonfinite drop"):
+    with pytest.raises(InputError, match=r"row 11 \(sequence 2, token 1\) of .*a.npy holds .* nonfinite='drop'"):
         import_activations(source, tmp_path / "s", chunk_rows=4)
     assert sorted(os.listdir(tmp_path)) == ["a.npy"]
     with pytest.raises(InputError, match=r"row 11 "):
@@ -304,7 +304,7 @@ def test_existing_store_is_replaced_only_with_force(tmp_path):
     source = save(tmp_path / "a.npy", np.zeros((10, 4), np.float32))
     import_activations(source, tmp_path / "s")
     save(source, np.ones((10, 4), np.float32))
-    with pytest.raises(StoreError, match=r"s exists already; .* --force"):
+    with pytest.raises(StoreError, match=r"s already exists; .* force=True"):
         import_activations(source, tmp_path / "s")
     import_activations(source, tmp_path / "s", force=True)
     assert open_rows(tmp_path / "s").read(0, 10).min() == 1

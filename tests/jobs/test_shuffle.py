@@ -250,7 +250,7 @@ def test_refusals(store, tmp_path):
     with pytest.raises(StoreError, match=r"no store at .*nowhere"):
         shuffle_activations(tmp_path / "nowhere", tmp_path / "s", seed=0)
     shuffle_activations(store, tmp_path / "s", seed=0)
-    with pytest.raises(StoreError, match=r"s exists already; .* --force"):
+    with pytest.raises(StoreError, match=r"s already exists; .* force=True"):
         shuffle_activations(store, tmp_path / "s", seed=1)
     (tmp_path / "source" / "activations" / "c.3.0").unlink()
     with pytest.raises(StoreError, match=r"chunk 3 of .*source \(rows 192 to 255\) is missing"):

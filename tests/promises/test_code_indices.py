@@ -188,6 +188,6 @@ def test_top_samples_outside_the_store_are_refused(damaged):
     group = zarr.open_group(codes / "statistics", mode="r+")
     group["top_sample"][0, 0] = N
     found = {name: group[name][...] for name in STATISTIC_DIMS}
-    group.attrs["crc32"] = statistics_checksums(found)  # as one who wrote it so
+    group.attrs["crc32c"] = statistics_checksums(found)  # as one who wrote it so
     with pytest.raises(StoreError, match=r"`top_sample` names samples outside 0 to 59"):
         open_statistics(codes)

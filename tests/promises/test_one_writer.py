@@ -18,7 +18,7 @@ from dbksvd_dask.jobs.encode import encode_store
 from dbksvd_dask.jobs.import_ import import_activations
 from dbksvd_dask.jobs.shuffle import shuffle_activations
 from dbksvd_dask.plan import units
-from dbksvd_dask.store import atomic, layout, paths
+from dbksvd_dask.store import atomic, partial, paths
 from dbksvd_dask.store.lock import Owner, hold
 from dbksvd_dask.store.runs import checkpoints, open_dictionary
 from tests.helpers import jobs
@@ -179,7 +179,7 @@ def test_a_job_killed_after_its_rename_succeeds_without_work_when_run_again(made
         patch.setattr(atomic, "publish", killed)
         with pytest.raises(SystemExit):
             RUNS[job](made, out)
-    assert (out / layout.PARTS).exists(), "killed before it had tidied up"
+    assert (out / partial.PARTS).exists(), "killed before it had tidied up"
     for _ in ("left behind", "tidy"):
         with monkeypatch.context() as patch:
             for module, name in ((import_.ImportJob, "init"), (shuffle.ShuffleJob, "init")):
@@ -241,7 +241,7 @@ def test_the_figures_of_a_recognised_result_are_those_of_the_run_that_made_it(ma
 def test_a_result_of_other_parameters_is_not_taken_for_ones_own(made, tmp_path, job, first, other):
     RUNS[job](made, tmp_path / "out", **first)
     before = jobs.tree(tmp_path / "out")
-    with pytest.raises(StoreError, match="out exists already; choose another name"):
+    with pytest.raises(StoreError, match="out already exists; choose another name"):
         RUNS[job](made, tmp_path / "out", **other)
     assert jobs.tree(tmp_path / "out") == before
     assert RUNS[job](made, tmp_path / "out", force=True).chunks_written > 0, "force means again"
@@ -252,7 +252,7 @@ def test_a_result_of_files_that_have_changed_is_not_taken_for_ones_own(tmp_path)
     np.save(source, np.zeros((20, 3), np.float32))
     import_activations(source, tmp_path / "s")
     os.utime(source, (1, 1))
-    with pytest.raises(StoreError, match="s exists already"):
+    with pytest.raises(StoreError, match="s already exists"):
         import_activations(source, tmp_path / "s")
 
 

@@ -306,5 +306,5 @@ def test_interrupt_mid_batch_says_what_is_safe_and_goes_on_later(store, expected
     _, errors = process.communicate(timeout=clusters.PATIENCE)
     assert process.returncode != 0
     assert "KeyboardInterrupt: interrupted; " in errors
-    assert "checkpoint-000001.zarr is intact; go on with resume=True (--resume)" in errors
+    assert "checkpoint-000001.zarr is intact; go on with resume=True" in errors
     clusters.same(clusters.on_threads(store, 2, checkpoint=run, resume=True), expected)

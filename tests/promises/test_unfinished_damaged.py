@@ -113,7 +113,7 @@ def test_changed_metadata_are_named(name, source, tmp_path):
         change_attributes(work / name, complete=True)
     else:
         change(work / name, chunk_key_encoding={"name": "default", "configuration": {"separator": "/"}})
-    with pytest.raises(StoreError, match=rf"{name} (is damaged|are not those).*begin again with --force"):
+    with pytest.raises(StoreError, match=rf"{name} (is damaged|are not those).*begin again with force=True"):
         import_activations(source, tmp_path / "store", chunk_rows=20)
     assert not (tmp_path / "store").exists()
 

@@ -352,7 +352,7 @@ def test_a_picture_shape_counts_for_the_store_of_the_codes_too(tmp_path):
 def test_a_picture_shape_needs_a_store_of_pictures(tmp_path):
     dictionary, codes, texts, _ = text_report_parts()
     for samples in (None, texts):
-        with pytest.raises(InputError, match=r"image_shape=\(2, 4\) needs the store .* \(--samples STORE\)"):
+        with pytest.raises(InputError, match=r"image_shape=\(2, 4\) needs the store .* samples=STORE"):
             write_report(dictionary, codes, tmp_path / "r.html", samples=samples, image_shape=(2, 4))
 
 

@@ -52,7 +52,7 @@ def test_publish_replaces_only_when_told(kind, tmp_path):
         else:
             path.mkdir()
             (path / path.name).touch()
-    with pytest.raises(StoreError, match=r"t exists already; choose another name or .* --force"):
+    with pytest.raises(StoreError, match=r"t already exists; choose another name, or .* overwrite=True"):
         atomic.publish(work, target)
     atomic.publish(work, target, overwrite=True)
     assert [p.name for p in tmp_path.iterdir()] == ["t"]

@@ -74,7 +74,7 @@ def test_unfinished_store_on_s3_is_refused_and_gone_on_with(place):
     again.finish()
     np.testing.assert_array_equal(open_rows(place).read(0, 50).view("u4"), ROWS.view("u4"))
     assert ".parts" not in paths.list_names(place)
-    with pytest.raises(StoreError, match=r"exists already; .* --force"):
+    with pytest.raises(StoreError, match=r"already exists; .* overwrite=True"):
         create_activations(place, 50, 6, "float32")
 
 

@@ -114,7 +114,7 @@ def test_a_dictionary_takes_the_place_of_dictionaries_only(tmp_path, store):
     (tmp_path / "papers").mkdir()
     (tmp_path / "papers" / "thesis.tex").touch()
     for name in ("store.zarr", "papers"):
-        with pytest.raises(StoreError, match="--force replaces only a dictionary"):
+        with pytest.raises(StoreError, match="only a dictionary is replaced"):
             save_dictionary(tmp_path / name, made, overwrite=True)
     assert (tmp_path / "papers" / "thesis.tex").exists()
     assert jobs.command("info", store)[0] == 0
@@ -142,14 +142,14 @@ def test_force_on_a_folder_that_cannot_be_changed_names_it_and_leaves_the_fit(ru
     assert done.returncode == 1
     assert done.stderr == (
         f"dbksvd: error: {run} cannot be written (Permission denied); choose a place where this user may write; "
-        f"{run / 'checkpoint-000002.zarr'} is intact; go on with resume=True (--resume)\n"
+        f"{run / 'checkpoint-000002.zarr'} is intact; go on with --resume\n"
     )
     assert jobs.tree(run) == before
 
 
 def test_what_to_do_with_a_fit_that_is_there_names_all_three_ways(run, store):
     err = refused("fit", store, run, *SMALL)
-    assert "go on with resume=True (--resume), choose another folder, or throw that fit away (--force)" in err
+    assert "go on with --resume, choose another folder, or throw that fit away with --force" in err
 
 
 # ---------------------------------------------------------------------------------------------- damage
@@ -167,7 +167,7 @@ def test_a_damaged_checkpoint_is_named_with_the_one_that_can_be_read(tmp_path, d
     for args in (("info", damaged), ("encode", store, damaged, tmp_path / "codes.zarr")):
         err = refused(*args)
         assert f"{newest} is damaged" in err
-        assert f"{older} can be read: give that one, or go on from it with resume=True (--resume)" in err
+        assert f"{older} can be read: give that one, or go on from it with --resume" in err
     assert jobs.command("info", older)[0] == 0
 
 
@@ -184,7 +184,7 @@ def test_a_fit_that_stops_calls_only_that_one_intact(damaged, store):
     for path in Path(store, "activations").glob("c.*"):
         path.write_bytes(path.read_bytes()[:100])
     err = refused("fit", store, damaged, "--resume", "--n-iter", 3)
-    assert "checkpoint-000001.zarr is intact; go on with resume=True (--resume)" in err
+    assert "checkpoint-000001.zarr is intact; go on with --resume" in err
     assert "checkpoint-000002.zarr" not in err
 
 

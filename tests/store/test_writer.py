@@ -9,8 +9,7 @@ import pytest
 import zarr
 
 from dbksvd_dask.errors import InputError, JobError, MismatchError, StoreError
-from dbksvd_dask.store import atomic, chunk_file
-from dbksvd_dask.store import writer as writer_module
+from dbksvd_dask.store import atomic, chunk_file, partial
 from dbksvd_dask.store.activations import (
     Aligned,
     create_activations,
@@ -94,7 +93,7 @@ def test_existing_store_stays_until_the_new_one_is_finished(tmp_path):
     path = make_store(tmp_path / "s", ROWS)
     before = tree(path)
     with pytest.raises(
-        StoreError, match=r"s exists already; choose another name or allow overwriting with --force"
+        StoreError, match=r"s already exists; choose another name, or replace it with overwrite=True"
     ):
         begin(path)
     writer = begin(path, overwrite=True)
@@ -177,7 +176,7 @@ def test_chunk_that_does_not_read_back_does_not_count_as_written(damage, tmp_pat
 
 def test_compressed_chunk_that_does_not_read_back_does_not_count_as_written(tmp_path, monkeypatch):
     writer = begin(tmp_path / "s", compressor="zstd")
-    monkeypatch.setattr(writer_module, "same_bytes", lambda a, b: False)
+    monkeypatch.setattr(partial, "same_bytes", lambda a, b: False)
     with pytest.raises(JobError, match=r"chunk 1 of `activations` in .* does not read back as it was written"):
         write(writer, 1)
     assert writer.missing() == [0, 1, 2]
