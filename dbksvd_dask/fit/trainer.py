@@ -38,6 +38,7 @@ class Trainer:
     validation : samples to measure on instead of rows set aside, or None
     callbacks : subscribers to progress events
     memory_limit : most bytes per worker process; a fit that is planned to take more is refused before it starts
+    recipe : name of the recipe that the parameters came from, to store with the dictionary, or None
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Trainer:
         validation: Source | None = None,
         callbacks: Sequence[events.Callback] = (),
         memory_limit: int | None = None,
+        recipe: str | None = None,
     ) -> None:
         n_held = 0 if validation is not None else params.validation
         self.context = Context(source, params, n_held, callbacks)
@@ -57,6 +59,7 @@ class Trainer:
         self.memory_limit = memory_limit
         self._fit = uuid.uuid4().hex  # tells fits in one process apart
         self._init = init
+        self._recipe = recipe
         if validation is None:
             self.held_out = HeldOut(source, self.stream.validation_rows())
         else:
@@ -79,7 +82,8 @@ class Trainer:
 
     def start(self) -> Dictionary:
         """Return the state before the first batch: mean and first atoms."""
-        return first_dictionary(self.context, self.policy, self._init)
+        first = first_dictionary(self.context, self.policy, self._init)
+        return first if self._recipe is None else replace(first, extra={"recipe": self._recipe})
 
     def batch_spec(self, state: Dictionary | None = None) -> batch.BatchSpec:
         """Return what a batch needs to know: the same for all of a fit, unless it grows or learns a threshold."""
