@@ -51,7 +51,7 @@ from dbksvd_dask.store.runs import as_dictionary, open_dictionary, run_folder
 
 _PARAMS = FitParams.__dataclass_fields__
 OUTPUTS = ("codes", "sparse")
-INIT_RULES = ("uniform", "data")
+INIT_RULES = ("data", "uniform")
 
 
 class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -84,9 +84,10 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         `rtol` times the sample's norm.
     center : bool, default True
         Take the mean off every sample.
-    init : {"uniform", "data"}, ndarray of shape (n_atoms, n_features) or path, default "uniform"
-        First dictionary: random, samples, or given (warm start): an array, or the path of a dictionary, of the
-        folder of a fit, or of a dictionary of another tool (`.npy`, `.safetensors`, SAELens folder).
+    init : {"data", "uniform"}, ndarray of shape (n_atoms, n_features) or path, default "data"
+        First dictionary: samples, random directions, or given (warm start): an array, or the path of a dictionary,
+        of the folder of a fit, or of a dictionary of another tool (`.npy`, `.safetensors`, SAELens folder). Where
+        there are fewer samples than atoms, the rest are random directions.
     dead_atoms : {"residual", "random", "keep"}, default "residual"
         What takes the place of an atom that no sample of a batch used: the worst-reconstructed samples, random
         directions, or nothing.
@@ -180,7 +181,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         min_coefficient: float = 0.0,
         rtol: float = 0.0,
         center: bool = True,
-        init: Any = "uniform",
+        init: Any = "data",
         dead_atoms: str = "residual",
         chunk_size: int = 8192,
         validation: Any = 8192,

@@ -33,7 +33,7 @@ HELP = {
     "min_coefficient": "Stop a pursuit when the next coefficient is below this.",
     "rtol": "Stop a pursuit when the residual falls to this part of the sample's norm.",
     "center": "Take the mean off every sample.",
-    "init": "First dictionary: 'uniform', 'data', a dictionary, a run, or a file of another tool.",
+    "init": "First dictionary: 'data' (samples), 'uniform' (random), a dictionary, a run, or another tool's.",
     "dead_atoms": "What takes the place of an atom that no sample of a batch used.",
     "chunk_size": "Samples per task.",
     "validation": "Samples set aside to measure on, or a store of their own.",

@@ -64,7 +64,7 @@ class Trainer:
             self.held_out = HeldOut(source, self.stream.validation_rows())
         else:
             self.held_out = HeldOut(validation, np.arange(validation.n_samples, dtype=np.int64))
-        check_samples(self.context, self.policy.first_n_atoms)
+        check_samples(self.context)
         self.context.place_batches(self.stream.rows_per_batch)
 
     def memory_plan(self) -> memory.MemoryPlan:

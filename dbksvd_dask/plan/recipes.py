@@ -34,7 +34,7 @@ class Recipe(NamedTuple):
 
 
 def nested_groups(n_atoms: int, k: int) -> tuple[int, ...]:
-    """Sizes of groups that double: the first two equal, of at least `FIRST_GROUP` atoms, and each with a part of k.
+    """Sizes of groups that double: the first two equal, of at least `FIRST_GROUP` atoms, each with a part of k.
 
     >>> nested_groups(1024, 16)
     (16, 16, 32, 64, 128, 256, 512)
