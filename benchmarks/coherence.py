@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import common
+from benchmarks.common import DOCUMENTED
 from dbksvd_dask import DBKSVD
 from dbksvd_dask.evaluate.coherence import coherence
 
@@ -34,7 +35,8 @@ def run(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield one row per k and kind of dictionary."""
     for k in args.k:
         for kind, groups in (("plain", None), ("Matryoshka", "exponential")):
-            model = DBKSVD(args.atoms, k, groups=groups, n_iter=args.n_iter, batch_size=args.batch_size)
+            settings = {"groups": groups, "n_iter": args.n_iter, "batch_size": args.batch_size}
+            model = DBKSVD(args.atoms, k, **settings, **DOCUMENTED)
             began = time.perf_counter()
             model.fit(args.store)
             found = measure(model.components_)

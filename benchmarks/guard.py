@@ -19,7 +19,7 @@ from typing import Any
 import dask
 
 from benchmarks import encoders, paper_timing
-from benchmarks.common import Problem, add_output, emit, machine, make_problem, score
+from benchmarks.common import DOCUMENTED, Problem, add_output, emit, machine, make_problem, score
 from dbksvd_dask import DBKSVD
 
 BASELINE = Path(__file__).with_name("baseline.json")
@@ -97,9 +97,8 @@ def quality_figures(size: dict[str, Any]) -> list[Figure]:
 
 def _fit(problem: Problem, n_iter: int, params: dict[str, Any]) -> Any:
     batch = len(problem.train) // 2
-    model = DBKSVD(
-        problem.n_atoms, problem.k, n_iter=n_iter, batch_size=batch, validation=0, center=False, **params
-    )
+    given = {"n_iter": n_iter, "batch_size": batch, "validation": 0, "center": False, **DOCUMENTED, **params}
+    model = DBKSVD(problem.n_atoms, problem.k, **given)
     with dask.config.set(scheduler="synchronous"):
         return model.fit(problem.train).components_
 

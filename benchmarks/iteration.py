@@ -16,6 +16,7 @@ import time
 import dask
 import numpy as np
 
+from benchmarks.common import DOCUMENTED
 from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.fit.trainer import Trainer
 from dbksvd_dask.graph import batch
@@ -59,7 +60,7 @@ def measure(
     rng = np.random.default_rng(0)
     Y = rng.standard_normal((n_rows, n_features), dtype=np.float32)
     whole = {"batch_size": n_rows, "warm_up": False, "validation": 0, "center": False}
-    checked = FitParams.checked(n_atoms=n_atoms, k=k, **whole, **params)
+    checked = FitParams.checked(n_atoms=n_atoms, k=k, **{**DOCUMENTED, **whole, **params})
     trainer = Trainer(ArraySource(Y, checked.chunk_size), checked)
     state = trainer.start()
     prods, gram = np.empty((n_rows, n_atoms), np.float32), np.empty((n_atoms, n_atoms), np.float32)

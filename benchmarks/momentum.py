@@ -14,6 +14,7 @@ import json
 
 import numpy as np
 
+from benchmarks.common import DOCUMENTED
 from dbksvd_dask import DBKSVD
 from dbksvd_dask.fit.trainer import Trainer
 from dbksvd_dask.graph.sources import ArraySource
@@ -39,7 +40,8 @@ def found(size: str, momentum: float, seed: int, n_iter: int = 16) -> float:
     """Share of the true atoms that a fit finds."""
     d, m, k, n, _ = SIZES[size]
     Y, truth = planted(d, m, k, 4 * n, seed)
-    params = FitParams.checked(n_atoms=m, k=k, validation=0, momentum=momentum, warm_up=False)
+    settings = {"validation": 0, "momentum": momentum, "warm_up": False, **DOCUMENTED}
+    params = FitParams.checked(n_atoms=m, k=k, **settings)
     trainer = Trainer(ArraySource(Y, params.chunk_size), params)
     state = trainer.start()
     for t in range(n_iter):
@@ -49,7 +51,8 @@ def found(size: str, momentum: float, seed: int, n_iter: int = 16) -> float:
 
 def explained(store: str, momentum: float) -> float:
     """Held-out variance explained after 10 iterations on a store."""
-    model = DBKSVD(2048, 16, batch_size=32_768, n_iter=10, momentum=momentum, warm_up=False).fit(store)
+    settings = {"batch_size": 32_768, "n_iter": 10, "momentum": momentum, "warm_up": False, **DOCUMENTED}
+    model = DBKSVD(2048, 16, **settings).fit(store)
     return float(model.history_["validation_variance_explained"][-1])
 
 

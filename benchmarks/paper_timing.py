@@ -18,7 +18,7 @@ from typing import Any
 import dask
 import numpy as np
 
-from benchmarks.common import add_output, best_of, emit, machine, markdown
+from benchmarks.common import DOCUMENTED, add_output, best_of, emit, machine, markdown
 from benchmarks.iteration import one_iteration
 from dbksvd_dask.fit.trainer import Trainer
 from dbksvd_dask.graph.sources import ArraySource
@@ -50,7 +50,7 @@ def measure(
     rng = np.random.default_rng(0)
     Y = rng.standard_normal((n_rows, n_features), dtype=np.float32)
     whole = {"batch_size": n_rows, "warm_up": False, "validation": 0, "center": False}
-    params = FitParams.checked(n_atoms=n_atoms, k=k, device="cpu", **whole)
+    params = FitParams.checked(n_atoms=n_atoms, k=k, device="cpu", **whole, **DOCUMENTED)
     trainer = Trainer(ArraySource(Y, params.chunk_size), params)
     state = trainer.start()
     D = state.atoms

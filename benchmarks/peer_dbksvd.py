@@ -1,4 +1,4 @@
-"""DB-KSVD of this package: defaults, other starts, other encoder, smaller batches, Matryoshka groups."""
+"""DB-KSVD of this package: as documented, other starts, other encoder, smaller batches, Matryoshka groups."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import dask
 
+from benchmarks.common import DOCUMENTED
 from benchmarks.peer_base import Recorder
 from dbksvd_dask.fit.trainer import Trainer
 from dbksvd_dask.graph.sources import ArraySource
@@ -15,9 +16,8 @@ from dbksvd_dask.plan.params import FitParams
 def train(recorder: Recorder, **params: Any) -> None:
     """Fit with one thread, as every other peer; the estimator's own loop, one outer batch at a time."""
     problem = recorder.problem
-    checked = FitParams.checked(
-        n_atoms=problem.n_atoms, k=problem.k, validation=0, center=False, seed=problem.seed, device="cpu", **params
-    )
+    given = {**DOCUMENTED, "validation": 0, "center": False, "seed": problem.seed, "device": "cpu", **params}
+    checked = FitParams.checked(n_atoms=problem.n_atoms, k=problem.k, **given)
     trainer = Trainer(ArraySource(problem.train, checked.chunk_size), checked)
     recorder.notes |= {"batch_size": trainer.stream.rows_per_batch, "params": params}
     with dask.config.set(scheduler="synchronous"):
@@ -29,12 +29,12 @@ def train(recorder: Recorder, **params: Any) -> None:
 
 
 def plain(recorder: Recorder) -> None:
-    """The defaults."""
+    """As documented: random first atoms."""
     train(recorder)
 
 
 def small_batches(recorder: Recorder) -> None:
-    """The defaults but for smaller outer batches: more updates per second, a noisier end."""
+    """The same but for smaller outer batches: more updates per second, a noisier end."""
     train(recorder, batch_size=16384)
 
 
@@ -44,7 +44,7 @@ def whole_batches(recorder: Recorder) -> None:
 
 
 def from_data(recorder: Recorder) -> None:
-    """The defaults, but the first atoms are rows of the data, as those of most peers are."""
+    """The first atoms are rows of the data, as those of most peers are: today's default."""
     train(recorder, init="data")
 
 

@@ -28,6 +28,7 @@ import numpy as np
 
 from benchmarks import peer_sae
 from benchmarks.common import (
+    DOCUMENTED,
     Problem,
     Stopwatch,
     add_output,
@@ -85,6 +86,7 @@ def fit(problem: Problem, size: Size, groups: str | None = None) -> DBKSVD:
         center=False,
         validation=problem.test,
         seed=problem.seed,
+        **DOCUMENTED,
     )
     with dask.config.set(scheduler="synchronous"):
         return model.fit(problem.train)

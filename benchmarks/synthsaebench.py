@@ -21,6 +21,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from benchmarks import common
+from benchmarks.common import DOCUMENTED
 from benchmarks.synth_model import SIZES, Samples, load_samples
 from dbksvd_dask import DBKSVD
 
@@ -99,7 +100,7 @@ def fit_dbksvd(name: str, samples: Samples, l0: int, seed: int, how: dict[str, A
     if "growth" in how:
         n_iter = growth_iterations(growth_sizes(n_atoms, how["growth"]))
     settings = {"n_iter": n_iter, "validation": 0, "sparsity": "mean", "seed": seed}
-    model = DBKSVD(n_atoms, l0, **settings, **SETTINGS[name], **how)
+    model = DBKSVD(n_atoms, l0, **{**DOCUMENTED, **settings, **SETTINGS[name], **how})
     began = time.process_time()
     model.fit(np.asarray(samples.train))
     return model, time.process_time() - began

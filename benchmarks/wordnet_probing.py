@@ -23,6 +23,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from benchmarks import common
+from benchmarks.common import DOCUMENTED
 from dbksvd_dask import DBKSVD, encode
 from dbksvd_dask.evaluate.probing import probe, random_dictionary_codes
 from dbksvd_dask.store.activations import open_rows
@@ -81,7 +82,8 @@ def dictionaries(Y: np.ndarray, args: argparse.Namespace, seed: int) -> Iterator
         n_iter = args.n_iter
         if "growth" in how:
             n_iter = max(n_iter, growth.growth_iterations(growth.growth_sizes(args.atoms, how["growth"])))
-        model = DBKSVD(args.atoms, args.k, n_iter=n_iter, batch_size=16_384, validation=0, seed=seed, **how)
+        settings = {"n_iter": n_iter, "batch_size": 16_384, "validation": 0, "seed": seed, **DOCUMENTED}
+        model = DBKSVD(args.atoms, args.k, **settings, **how)
         began = time.process_time()
         model.fit(Y)
         seconds = time.process_time() - began

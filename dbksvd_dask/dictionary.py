@@ -71,6 +71,12 @@ class Dictionary:
         """Smallest coefficient in the next batch of its fit; differs from `threshold` only where atoms grow."""
         return float(self.extra.get("training_threshold", 0.0))
 
+    @property
+    def recipe(self) -> str | None:
+        """Name of the recipe that its parameters came from, or None."""
+        name = self.extra.get("recipe")
+        return None if name is None else str(name)
+
     def with_thresholds(self, threshold: float, training_threshold: float) -> Dictionary:
         """Return the same dictionary with other thresholds."""
         kept = {name: value for name, value in self.extra.items() if name not in _THRESHOLDS}
@@ -98,11 +104,12 @@ class Dictionary:
     def __repr__(self) -> str:
         """One line: shape, k, batches and source."""
         shape = f"{self.n_atoms} atoms of {self.n_features} features, k={self.params.get('k')}"
+        recipe = f", recipe {self.recipe!r}" if self.recipe else ""
         origin = f", fitted on {self.source}" if self.source else ""
-        return f"<Dictionary: {shape}, {self.iteration} batches{origin}>"
+        return f"<Dictionary: {shape}, {self.iteration} batches{recipe}{origin}>"
 
     def _repr_html_(self) -> str:
-        return dictionary_html(self.atoms, self.params, self.history, self.iteration, self.source)
+        return dictionary_html(self.atoms, self.params, self.history, self.iteration, self.source, self.recipe)
 
 
 def dictionary_fingerprint(dictionary: Dictionary) -> str:
@@ -115,7 +122,12 @@ def dictionary_fingerprint(dictionary: Dictionary) -> str:
 
 
 def dictionary_html(
-    atoms: np.ndarray, params: Mapping[str, Any], history: Mapping[str, Any], iteration: int, source: str = ""
+    atoms: np.ndarray,
+    params: Mapping[str, Any],
+    history: Mapping[str, Any],
+    iteration: int,
+    source: str = "",
+    recipe: str | None = None,
 ) -> str:
     """Show a dictionary: its size, how it was fitted, its history.
 
@@ -127,6 +139,8 @@ def dictionary_html(
     iteration : int
     source : str
         What it was fitted on.
+    recipe : str, optional
+        Name of the recipe that its parameters came from.
     """
     facts = {
         "atoms": f"{atoms.shape[0]:,}",
@@ -134,6 +148,7 @@ def dictionary_html(
         "dtype": str(atoms.dtype),
         "k": params.get("k"),
         "iterations": iteration,
+        "recipe": recipe,
         "fitted on": source or None,
     }
     plain = {name: value for name, value in params.items() if name not in ("n_atoms", "k")}

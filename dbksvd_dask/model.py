@@ -11,7 +11,7 @@ import dask
 import numpy as np
 import scipy.sparse as sp
 import xarray as xr
-from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.base import BaseEstimator, TransformerMixin, clone
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
@@ -43,14 +43,15 @@ from dbksvd_dask.graph.sources import Source, as_source
 from dbksvd_dask.plan import units
 from dbksvd_dask.plan.encoder import DECISIVE
 from dbksvd_dask.plan.memory import MemoryPlan
-from dbksvd_dask.plan.params import DEVICES, FitParams, check_choice, check_integer
+from dbksvd_dask.plan.params import DEVICES, FitParams, check_choice, check_integer, check_k
+from dbksvd_dask.plan.recipes import find_recipe, recipe_params
 from dbksvd_dask.store.dictionary import save_dictionary
 from dbksvd_dask.store.paths import PathLike
 from dbksvd_dask.store.runs import as_dictionary, open_dictionary, run_folder
 
 _PARAMS = FitParams.__dataclass_fields__
 OUTPUTS = ("codes", "sparse")
-INIT_RULES = ("uniform", "data")
+INIT_RULES = ("data", "uniform")
 
 
 class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -83,9 +84,10 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         `rtol` times the sample's norm.
     center : bool, default True
         Take the mean off every sample.
-    init : {"uniform", "data"}, ndarray of shape (n_atoms, n_features) or path, default "uniform"
-        First dictionary: random, samples, or given (warm start): an array, or the path of a dictionary, of the
-        folder of a fit, or of a dictionary of another tool (`.npy`, `.safetensors`, SAELens folder).
+    init : {"data", "uniform"}, ndarray of shape (n_atoms, n_features) or path, default "data"
+        First dictionary: samples, random directions, or given (warm start): an array, or the path of a dictionary,
+        of the folder of a fit, or of a dictionary of another tool (`.npy`, `.safetensors`, SAELens folder). Where
+        there are fewer samples than atoms, the rest are random directions.
     dead_atoms : {"residual", "random", "keep"}, default "residual"
         What takes the place of an atom that no sample of a batch used: the worst-reconstructed samples, random
         directions, or nothing.
@@ -155,7 +157,13 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     >>> codes = model.transform(Y)
     >>> dict(codes.sizes)
     {'sample': 500, 'slot': 4}
+
+    See Also
+    --------
+    DBKSVD.recipe : an estimator with the parameters that are best for one purpose
     """
+
+    _recipe: str | None = None  # the recipe that its parameters came from
 
     def __init__(
         self,
@@ -173,7 +181,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         min_coefficient: float = 0.0,
         rtol: float = 0.0,
         center: bool = True,
-        init: Any = "uniform",
+        init: Any = "data",
         dead_atoms: str = "residual",
         chunk_size: int = 8192,
         validation: Any = 8192,
@@ -226,6 +234,43 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.frequency_prior = frequency_prior
         self.output = output
 
+    @classmethod
+    def recipe(cls, name: str, n_atoms: int, k: int, **changes: Any) -> DBKSVD:
+        """Return an estimator with the parameters for one purpose; docs/settings.md has the figures.
+
+        The parameters are ordinary ones, which `get_params` and a stored dictionary show. The name is stored too.
+
+        Parameters
+        ----------
+        name : {"reconstruct", "recover", "read", "paper"}
+            See `dbksvd_dask.plan.recipes.RECIPES`.
+        n_atoms, k : int
+            As for `DBKSVD`.
+        **changes
+            Other parameters of `DBKSVD`; they win over those of the recipe.
+
+        Examples
+        --------
+        >>> from dbksvd_dask import DBKSVD
+        >>> DBKSVD.recipe("read", n_atoms=64, k=8, seed=3)
+        DBKSVD(encode='staged', groups=(16, 16, 32), k=8, n_atoms=64, nonneg=True, seed=3)  # recipe 'read'
+        """
+        find_recipe(name)
+        n_atoms = check_integer("n_atoms", n_atoms, 1)
+        made = cls(n_atoms, check_k(k, n_atoms), **{**recipe_params(name, n_atoms, k), **changes})
+        made._recipe = name
+        return made
+
+    def __repr__(self, N_CHAR_MAX: int = 700) -> str:
+        shown = str(super().__repr__(N_CHAR_MAX))
+        return shown if self._recipe is None else f"{shown}  # recipe {self._recipe!r}"
+
+    def __sklearn_clone__(self) -> DBKSVD:
+        """Return an unfitted copy, as `sklearn.base.clone` makes it, of the same recipe."""
+        made = type(self)(**{name: clone(value, safe=False) for name, value in self.get_params(False).items()})
+        made._recipe = self._recipe
+        return made
+
     # ------------------------------------------------------------------------------------------ fitting
 
     def _params(self) -> FitParams:
@@ -246,7 +291,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             validation = as_source(self.validation, params.chunk_size)
             _check_width(validation, source.n_features, "validation")
         limit = None if self.memory_limit is None else parse_bytes(self.memory_limit)
-        return Trainer(source, params, init, validation, self.callbacks, limit)
+        return Trainer(source, params, init, validation, self.callbacks, limit, self._recipe)
 
     def plan(self, Y: Any) -> MemoryPlan:
         """Peak memory per worker process that `fit` would take on the current scheduler; nothing is computed.
@@ -381,7 +426,9 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         values = {name: getattr(checked, name) for name in params}
         if checked.init == "array":
             values["init"] = stored.atoms  # the first atoms are not kept: fitted again, it starts from these
-        return cls(**values)._publish(stored, {})
+        model = cls(**values)._publish(stored, {})
+        model._recipe = stored.recipe
+        return model
 
     def _encode_plan(self) -> EncodePlan:
         return _placed_plan(self.to_dictionary(), self.device, self.chunk_size)

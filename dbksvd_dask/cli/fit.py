@@ -12,7 +12,8 @@ from click.core import ParameterSource
 from dbksvd_dask import _words
 from dbksvd_dask.cli import options, output
 from dbksvd_dask.cli.output import watching
-from dbksvd_dask.plan.params import FitParams
+from dbksvd_dask.plan.params import FitParams, check_integer, check_k
+from dbksvd_dask.plan.recipes import recipe_params
 
 # every parameter of DBKSVD but `checkpoint`, which is RUN, and `callbacks`; a test compares
 PARAMETERS: dict[str, Any] = {
@@ -24,9 +25,10 @@ PARAMETERS: dict[str, Any] = {
 }
 
 
-@click.command("fit")
+@click.command("fit", epilog=options.recipes_help())
 @click.argument("store", metavar="STORE", type=click.Path())
 @click.argument("run", metavar="RUN", type=click.Path())
+@options.recipe_option
 @options.parameter_options(PARAMETERS)
 @click.option("--resume", is_flag=True, help="Go on with the fit in RUN; what is not given is as it was.")
 @output.log_option
@@ -45,6 +47,7 @@ def command(ctx: click.Context, /, store: str, run: str, as_json: bool, show_pla
 
     \b
     dbksvd fit store.zarr run --n-atoms 4096 --k 32
+    dbksvd fit store.zarr run --n-atoms 4096 --k 32 --recipe read
     dbksvd fit store.zarr run --n-atoms 4096 --k 32 --plan
     dbksvd fit store.zarr run --resume --n-iter 80
     dbksvd fit store.zarr run --n-atoms 16384 --k 64 --scheduler tcp://head:8786 --log run.jsonl
@@ -52,24 +55,30 @@ def command(ctx: click.Context, /, store: str, run: str, as_json: bool, show_pla
     from dbksvd_dask.store.runs import run_folder
 
     where, log = options.connection(given), given.pop("log")
-    resume, force = given.pop("resume"), given.pop("force")
+    resume, force, recipe = given.pop("resume"), given.pop("force"), given.pop("recipe")
     store = options.seen_by_workers(store, where)
     run = run_folder(run)
-    params = _parameters(ctx, run, given, resume)
+    params = _parameters(ctx, run, given, resume, recipe)
     if show_plan:
-        output.report(_plan(store, params, where), as_json)
+        output.report(_plan(store, params, recipe, where), as_json)
         return
-    output.report(*_fit(store, run, params, resume, force, where, log, as_json))
+    output.report(*_fit(store, run, params, recipe, resume, force, where, log, as_json))
 
 
-def _parameters(ctx: click.Context, run: str, given: dict[str, Any], resume: bool) -> dict[str, Any]:
-    """Give the parameters of the fit; those of a fit that goes on are as they were unless given."""
+def _parameters(
+    ctx: click.Context, run: str, given: dict[str, Any], resume: bool, recipe: str | None
+) -> dict[str, Any]:
+    """Give the parameters of the fit: as given, else of the recipe, of the run that resumes, or the defaults."""
     params = dict(given)
     if resume:
         params |= {name: value for name, value in _stored(run).items() if not _was_given(ctx, name)}
     for name in ("n_atoms", "k"):
         if params[name] is None:
             raise click.UsageError(f"Missing option '--{name.replace('_', '-')}'.", ctx)
+    if recipe is not None:
+        n_atoms = check_integer("n_atoms", params["n_atoms"], 1)
+        values = recipe_params(recipe, n_atoms, check_k(params["k"], n_atoms))
+        params |= {name: value for name, value in values.items() if not _was_given(ctx, name)}
     if isinstance(params["init"], str):
         params["init"] = options.read_init(params["init"])
     params["validation"] = options.read_validation(params["validation"])
@@ -97,6 +106,7 @@ def _fit(
     store: str,
     run: str,
     params: dict[str, Any],
+    recipe: str | None,
     resume: bool,
     force: bool,
     where: dict[str, Any],
@@ -105,18 +115,24 @@ def _fit(
 ) -> tuple[dict[str, Any], bool, str]:
     """Run the fit; what to report."""
     from dbksvd_dask import cluster
-    from dbksvd_dask.model import DBKSVD
     from dbksvd_dask.store.reader import open_rows
 
     open_rows(store)  # a missing store needs no cluster
     began = time.perf_counter()
     with cluster.connect(**where), watching(as_json, log) as callbacks:
-        model = DBKSVD(**params, checkpoint=run, callbacks=callbacks)
+        model = _model(recipe, **params, checkpoint=run, callbacks=callbacks)
         model._fit(store, resume=resume, replace=force and not resume)
     seconds = time.perf_counter() - began
     last = _words.plain({name: float(values[-1]) for name, values in model.history_.items()})
     result = {"path": run, "n_iter": model.n_iter_, "n_atoms": model.n_atoms, "k": model.k, "seconds": seconds}
     return result | {"last": last}, as_json, _describe(run, model, last, seconds)
+
+
+def _model(recipe: str | None, **params: Any) -> Any:
+    """Make the estimator; all of its parameters are given, the recipe is a name to store."""
+    from dbksvd_dask.model import DBKSVD
+
+    return DBKSVD(**params) if recipe is None else DBKSVD.recipe(recipe, **params)
 
 
 def _describe(run: str, model: Any, last: dict[str, float | None], seconds: float) -> str:
@@ -135,17 +151,16 @@ def _describe(run: str, model: Any, last: dict[str, float | None], seconds: floa
     return f"{run}: {model.n_atoms} atoms, k={model.k}, {done}{told}"
 
 
-def _plan(store: str, params: dict[str, Any], where: dict[str, Any]) -> dict[str, Any]:
+def _plan(store: str, params: dict[str, Any], recipe: str | None, where: dict[str, Any]) -> dict[str, Any]:
     """What the fit would take; on a running cluster as it is now, with --workers on one process as a bound."""
     from dbksvd_dask import cluster
     from dbksvd_dask.fit.start import MEAN_ROWS
     from dbksvd_dask.jobs.estimate import START_UP, FitWork, fit_seconds
-    from dbksvd_dask.model import DBKSVD
     from dbksvd_dask.store.reader import open_rows
 
     reader = open_rows(store)
     with cluster.connect(**{**where, "workers": None}):
-        model = DBKSVD(**params)
+        model = _model(recipe, **params)
         planned = model.plan(store)
     trainer = model._trainer(store)
     p, stream, width = trainer.params, trainer.stream, reader.n_features
@@ -164,6 +179,8 @@ def _plan(store: str, params: dict[str, Any], where: dict[str, Any]) -> dict[str
         "features": width,
         "atoms": p.n_atoms,
         "k": p.k,
+        "recipe": recipe,
+        "parameters": {name: value for name, value in p.to_json().items() if name not in ("n_atoms", "k")},
         "iterations": p.n_iter,
         "batch_rows": stream.rows_per_batch,
         "passes": work.trained / stream.n_train,

@@ -12,6 +12,7 @@ import click
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.plan.encoders import ENCODERS
 from dbksvd_dask.plan.params import _CHOICES, FitParams
+from dbksvd_dask.plan.recipes import RECIPES, unknown_recipe
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -32,7 +33,7 @@ HELP = {
     "min_coefficient": "Stop a pursuit when the next coefficient is below this.",
     "rtol": "Stop a pursuit when the residual falls to this part of the sample's norm.",
     "center": "Take the mean off every sample.",
-    "init": "First dictionary: 'uniform', 'data', a dictionary, a run, or a file of another tool.",
+    "init": "First dictionary: 'data' (samples), 'uniform' (random), a dictionary, a run, or another tool's.",
     "dead_atoms": "What takes the place of an atom that no sample of a batch used.",
     "chunk_size": "Samples per task.",
     "validation": "Samples set aside to measure on, or a store of their own.",
@@ -79,6 +80,30 @@ class Part(click.ParamType):  # type: ignore[type-arg]
         if not (slash and i.isdigit() and n.isdigit()):
             self.fail(f"{value!r} is not a part; write 3/8 for the third of eight", param, ctx)
         return int(i), int(n)
+
+
+class RecipeName(click.ParamType):  # type: ignore[type-arg]
+    """Name of a recipe."""
+
+    name = "name"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Check a name."""
+        if value not in RECIPES:
+            self.fail(f"{value!r} {unknown_recipe(value)}", param, ctx)
+        return str(value)
+
+
+def recipe_option(function: F) -> F:
+    """Add --recipe: the parameters for one purpose."""
+    text = f"Parameters for one purpose: {', '.join(RECIPES)} (see below). Options that are given win over it."
+    return click.option("--recipe", type=RecipeName(), help=text)(function)
+
+
+def recipes_help() -> str:
+    """List the recipes below the options of a command."""
+    lines = [f"  {name:<12} {recipe.purpose}" for name, recipe in RECIPES.items()]
+    return "\b\n" + "\n".join(["Recipes (--plan shows their parameters):", *lines])
 
 
 def parameter_options(defaults: Mapping[str, Any], *, required: Iterable[str] = ()) -> Callable[[F], F]:

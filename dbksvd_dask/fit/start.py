@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,9 @@ from dbksvd_dask.plan import memory, seeds, stream
 if TYPE_CHECKING:
     from dbksvd_dask.fit.context import Context
     from dbksvd_dask.fit.policy import Policy
+    from dbksvd_dask.plan.params import FitParams
+
+logger = logging.getLogger(__name__)
 
 # The mean is taken over this many rows of the stream: exact for data up to that size, and one short pass, not
 # one over terabytes, beyond. Its error is then below 0.2 % of a standard deviation per feature.
@@ -57,20 +61,24 @@ def unit_rows(atoms: Any, shape: tuple[int, int], dtype: Any) -> np.ndarray:
 # ---------------------------------------------------------------------------------------------- checks
 
 
-def check_samples(context: Context, n_first: int) -> None:
-    """Refuse samples that cannot train this dictionary, before any work.
-
-    Parameters
-    ----------
-    n_first : atoms of the first dictionary
-    """
-    needed = n_first if context.params.init == "data" else 1
-    if context.stream.n_train < needed:
-        raise InputError(
-            f"init='data' needs n_atoms={needed} training rows but there are {context.stream.n_train}; "
-            "use init='uniform' or more samples"
-        )
+def check_samples(context: Context) -> None:
+    """Refuse samples that cannot train a dictionary, before any work, and warn of those that hardly can."""
+    _warn_of_sizes(context.params, context.stream.n_train, context.source.n_features)
     context.source.check_finite()
+
+
+def _warn_of_sizes(params: FitParams, n_train: int, n_features: int) -> None:
+    """Log what is legal and rarely meant."""
+    if params.k > n_features:
+        logger.warning(
+            "k=%d exceeds the %d features: that many atoms describe any sample exactly; use a smaller k",
+            *(params.k, n_features),
+        )
+    if params.n_atoms > n_train:
+        logger.warning(
+            "n_atoms=%d exceeds the %d training rows: atoms will be single samples; use fewer atoms or more rows",
+            *(params.n_atoms, n_train),
+        )
 
 
 def check_scale(batch: Moments, dtype: np.dtype) -> None:
@@ -152,9 +160,12 @@ def _first_atoms(context: Context, n_atoms: int, mean: np.ndarray | None, init: 
     fallback = seeds.random_atoms(*shape, context.dtype, context.params.seed)
     if context.params.init == "uniform":
         return fallback
-    reach = max(n_atoms, context.stream.rows_per_batch)
-    rows = np.sort(context.stream.rows(0, reach)[stream.initial_rows(reach, n_atoms)])
-    atoms = context.compute(lambda: load.build_rows(context.source, rows, mean, context.dtype))
-    atoms = rows_near_one(atoms)
-    norms = np.linalg.norm(atoms, axis=1, keepdims=True)
-    return np.where(norms > 0, atoms / np.where(norms > 0, norms, 1), fallback).astype(context.dtype)
+    n_samples = min(n_atoms, context.stream.n_train)  # no sample twice: equal atoms would compete for ever
+    reach = max(n_samples, context.stream.rows_per_batch)
+    rows = np.sort(context.stream.rows(0, reach)[stream.initial_rows(reach, n_samples)])
+    samples = context.compute(lambda: load.build_rows(context.source, rows, mean, context.dtype))
+    samples = rows_near_one(samples)
+    norms = np.linalg.norm(samples, axis=1, keepdims=True)
+    drawn, others = fallback[:n_samples], fallback[n_samples:]
+    atoms = np.where(norms > 0, samples / np.where(norms > 0, norms, 1), drawn).astype(context.dtype)
+    return np.concatenate([atoms, others])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -36,6 +37,7 @@ class Trainer:
     validation : samples to measure on instead of rows set aside, or None
     callbacks : subscribers to progress events
     memory_limit : bytes per worker process; a fit planned to take more is refused before it starts
+    recipe : name of the recipe that the parameters came from, to store with the dictionary, or None
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Trainer:
         validation: Source | None = None,
         callbacks: Sequence[events.Callback] = (),
         memory_limit: int | None = None,
+        recipe: str | None = None,
     ) -> None:
         n_held = 0 if validation is not None else params.validation
         self.context = Context(source, params, n_held, callbacks)
@@ -53,8 +56,8 @@ class Trainer:
         self.stream, self.dtype = self.context.stream, self.context.dtype
         self.policy = policy_of(self.context)
         self.held_out = HeldOut.of(self.context, validation)
-        self._init, self._memory_limit = init, memory_limit
-        check_samples(self.context, self.policy.first_n_atoms)
+        self._init, self._memory_limit, self._recipe = init, memory_limit, recipe
+        check_samples(self.context)
         self.context.place_batches(self.stream.rows_per_batch)
 
     def memory_plan(self) -> MemoryPlan:
@@ -63,7 +66,8 @@ class Trainer:
 
     def start(self) -> Dictionary:
         """Return the state before the first batch: mean and first atoms."""
-        return first_dictionary(self.context, self.policy, self._init)
+        first = first_dictionary(self.context, self.policy, self._init)
+        return first if self._recipe is None else replace(first, extra={"recipe": self._recipe})
 
     def step(self, state: Dictionary, rows: np.ndarray | None = None) -> Dictionary:
         """Run one outer batch and return the state after it.

@@ -74,7 +74,7 @@ class FitParams:
     min_coefficient: float = 0.0
     rtol: float = 0.0
     center: bool = True
-    init: str = "uniform"
+    init: str = "data"
     dead_atoms: str = "residual"
     chunk_size: int = 8192
     validation: int = 8192

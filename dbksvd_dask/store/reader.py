@@ -264,7 +264,7 @@ class RowReader:
             raise self._damage(chunk, f"cannot be decoded ({what})") from error
 
     def _read_by_chunk(self, runs: Sequence[tuple[int, int, npt.NDArray[Any]]]) -> None:
-        """Read runs of rows, each (start, stop, where to), decoding every chunk once however many runs touch it."""
+        """Read runs of rows, each (start, stop, where to); decode every chunk once, however many runs touch it."""
         pieces: dict[int, list[tuple[int, int, npt.NDArray[Any]]]] = {}
         for start, stop, out in runs:
             for chunk, first, last in self._pieces(start, stop):

@@ -102,9 +102,13 @@ def test_missing_and_empty_stores(tmp_path):
         DBKSVD(16, 2).fit(tmp_path / "empty.zarr")
 
 
-def test_too_few_rows_for_init_from_data():
-    with pytest.raises(InputError, match=r"init='data' needs n_atoms=100 training rows but there are 60"):
-        DBKSVD(100, 2, init="data", validation=0).fit(good())
+def test_sizes_that_are_legal_and_rarely_meant_are_warned_of(caplog):
+    DBKSVD(100, 9, n_iter=1, validation=0).fit(good())
+    assert "n_atoms=100 exceeds the 60 training rows: atoms will be single samples" in caplog.text
+    assert "k=9 exceeds the 8 features: that many atoms describe any sample exactly" in caplog.text
+    caplog.clear()
+    DBKSVD(60, 8, n_iter=1, validation=0).fit(good())
+    assert "exceeds" not in caplog.text
 
 
 @pytest.mark.parametrize("call", ["transform", "score", "partial_fit"])

@@ -1,0 +1,125 @@
+"""Recipes: one word for each purpose of a dictionary, and the parameters that it stands for.
+
+The figures behind every recipe are in docs/settings.md. A recipe is a starting point, not a mode: it sets ordinary
+parameters, and any of them can be given another value.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from dbksvd_dask.errors import InputError
+from dbksvd_dask.plan.groups import group_budgets
+from dbksvd_dask.plan.growth import growth_iterations, growth_sizes
+
+# Atoms of the first group of a dictionary for reading; with 1024 atoms and k=16 these are the groups of the table.
+FIRST_GROUP = 16
+
+
+class Recipe(NamedTuple):
+    """The parameters for one purpose.
+
+    Attributes
+    ----------
+    purpose : what it is best at, in one line
+    values : parameter -> value, whatever the size of the dictionary
+    sized : function of (n_atoms, k) that gives further values, or None
+    """
+
+    purpose: str
+    values: Mapping[str, Any]
+    sized: Callable[[int, int], dict[str, Any]] | None = None
+
+
+def nested_groups(n_atoms: int, k: int) -> tuple[int, ...]:
+    """Sizes of groups that double: the first two equal, of at least `FIRST_GROUP` atoms, each with a part of k.
+
+    >>> nested_groups(1024, 16)
+    (16, 16, 32, 64, 128, 256, 512)
+    >>> nested_groups(1024, 3)
+    (256, 256, 512)
+    >>> nested_groups(70, 8)
+    (18, 17, 35)
+    >>> nested_groups(24, 8)
+    (24,)
+    """
+    sizes = [n_atoms]
+    while True:
+        halved = [sizes[0] - sizes[0] // 2, sizes[0] // 2, *sizes[1:]]
+        if halved[1] < FIRST_GROUP or not _fits(halved, k):
+            return tuple(sizes)
+        sizes = halved
+
+
+def _fits(sizes: list[int], k: int) -> bool:
+    """Whether every group gets a share of k, and none more than it has atoms."""
+    return len(sizes) <= k and all(a <= b for a, b in zip(group_budgets(k, len(sizes)), sizes, strict=True))
+
+
+_GROWTH = 1.5
+
+RECIPES = {
+    "reconstruct": Recipe(
+        purpose="least error for a given number of nonzeros",
+        values={"init": "data", "refit": True},
+    ),
+    "recover": Recipe(
+        purpose="find the features that made the data, with codes that say when each was there",
+        values={
+            "nonneg": True,
+            "growth": _GROWTH,
+            "sparsity": "mean",
+            "frequency_prior": True,
+            "refit": True,
+            "init": "uniform",
+        },
+        sized=lambda n_atoms, k: {"n_iter": growth_iterations(growth_sizes(n_atoms, _GROWTH))},
+    ),
+    "read": Recipe(
+        purpose="atoms to look at, to label and to probe with: general ones first",
+        values={"nonneg": True, "encode": "staged"},
+        sized=lambda n_atoms, k: {"groups": nested_groups(n_atoms, k)},
+    ),
+    "paper": Recipe(
+        purpose="the published method as it is: random start, no momentum, full batches",
+        values={
+            "init": "uniform",
+            "momentum": 0.0,
+            "warm_up": False,
+            "n_iter": 40,
+            "batch_size": 65536,
+            "n_rounds": 8,
+            "lanczos_steps": 2,
+        },
+    ),
+}
+
+
+def find_recipe(name: str) -> Recipe:
+    """Return the recipe of a name; raises `InputError` with all names and the nearest one."""
+    if isinstance(name, str) and name in RECIPES:
+        return RECIPES[name]
+    raise InputError(f"recipe={name!r} {unknown_recipe(name)}")
+
+
+def unknown_recipe(name: Any) -> str:
+    """Say that a recipe is not known, and which are."""
+    near = difflib.get_close_matches(str(name), RECIPES, n=1)
+    meant = f"; did you mean {near[0]!r}?" if near else "."
+    return f"is not known{meant} Recipes are {', '.join(map(repr, RECIPES))}"
+
+
+def recipe_params(name: str, n_atoms: int, k: int) -> dict[str, Any]:
+    """Return the parameters that a recipe stands for.
+
+    Parameters
+    ----------
+    n_atoms, k : checked sizes of the dictionary
+
+    >>> recipe_params("read", 64, 8)
+    {'nonneg': True, 'encode': 'staged', 'groups': (16, 16, 32)}
+    """
+    recipe = find_recipe(name)
+    return {**recipe.values, **(recipe.sized(n_atoms, k) if recipe.sized else {})}
