@@ -24,6 +24,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "fit": ("dbksvd_dask.cli.fit", "Learn a dictionary from a store."),
     "encode": ("dbksvd_dask.cli.encode", "Codes of a whole store, in any number of parts."),
     "report": ("dbksvd_dask.cli.report", "Write a page to look through a dictionary with."),
+    "loss": ("dbksvd_dask.cli.loss", "Loss of a language model with reconstructed activations."),
+    "logits": ("dbksvd_dask.cli.logits", "Tokens that each atom promotes and suppresses."),
     "info": ("dbksvd_dask.cli.info", "Describe a store, a dictionary, codes or a checkpoint."),
     "export": ("dbksvd_dask.cli.export", "Write a dictionary for SAELens or Hugging Face."),
     "import-dictionary": ("dbksvd_dask.cli.import_dictionary", "Read a dictionary of another tool."),

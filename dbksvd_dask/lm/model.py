@@ -181,6 +181,40 @@ class LanguageModel:
         cap = getattr(self.config, "final_logit_softcapping", None)
         return out if not cap else torch.tanh(out / cap) * cap
 
+    def generate(self, prompt: str, n_tokens: int = 30, *, temperature: float = 0.0, seed: int = 0) -> str:
+        """Continue a text; return what was added.
+
+        Parameters
+        ----------
+        prompt : str
+        n_tokens : int
+            Most tokens to add.
+        temperature : float
+            0 takes the likeliest token each time; above, tokens are drawn by `seed`.
+        seed : int
+        """
+        begin = [] if self.tokenizer.bos_token_id is None else [int(self.tokenizer.bos_token_id)]
+        ids = [*begin, *self.tokenizer(prompt, add_special_tokens=False)["input_ids"]]
+        if not ids:
+            raise InputError("the prompt has no token; give some text to continue")
+        given = torch.tensor([ids], device=self.device)
+        how = (
+            {"do_sample": True, "temperature": temperature, "top_k": 0}
+            if temperature > 0
+            else {"do_sample": False}
+        )
+        with torch.random.fork_rng(), torch.inference_mode():
+            torch.manual_seed(seed)
+            out = self.model.generate(
+                given,
+                attention_mask=torch.ones_like(given),
+                max_new_tokens=n_tokens,
+                pad_token_id=self.pad_id,
+                **how,
+            )
+        text: str = self.tokenizer.decode(out[0, len(ids) :], skip_special_tokens=True)
+        return text
+
     def check_logits(self) -> None:
         """Refuse a model whose logits are made otherwise than `logits` does."""
         ids = torch.arange(min(4, self.n_embeddings))[None]

@@ -52,11 +52,12 @@ class Texts:
 
 @dataclass(frozen=True)
 class _Table:
-    """Rows of a table file; `marked` is the column that the file itself calls the label."""
+    """Rows of a table file; `marked` and `included` are the columns that the file calls label and text."""
 
     columns: list[str]
     rows: Iterable[Sequence[Any]]
     marked: str | None = None
+    included: str | None = None
 
 
 def read_texts(
@@ -212,14 +213,13 @@ def _separated(path: Path, delimiter: str) -> _Table:
         csv.field_size_limit(before)
     if not rows:
         raise InputError(f"{path} is empty; it needs a header and one row per text")
-    head, marked = rows[0], None
+    head, marked, included = rows[0], None, None
     if delimiter == "\t" and _is_orange(rows):
-        flags = rows[2]
-        marked = next(
-            (name for name, flag in zip(head, flags, strict=False) if {"class", "c"} & set(flag.split())), None
-        )
+        flags = [set(flag.split()) for flag in rows[2]]
+        included = next((name for name, flag in zip(head, flags, strict=False) if "include=True" in flag), None)
+        marked = next((name for name, flag in zip(head, flags, strict=False) if flag & {"class", "c"}), None)
         rows = rows[2:]
-    return _Table(head, rows[1:], marked)
+    return _Table(head, [row for row in rows[1:] if row], marked, included)  # without blank lines
 
 
 def _is_orange(rows: list[list[str]]) -> bool:
@@ -258,7 +258,7 @@ def _texts_of(
     path: Path, table: _Table, column: str | None, label: str | None
 ) -> tuple[list[str], list[Any] | None]:
     rows = list(table.rows)
-    at = _place(path, table.columns, column or _guess(path, table.columns))
+    at = _place(path, table.columns, column or table.included or _guess(path, table.columns))
     name = label or table.marked
     mark = None if name is None else _place(path, table.columns, name)
     short = next((i for i, row in enumerate(rows) if len(row) <= max(at, mark or 0)), None)

@@ -56,11 +56,13 @@ def test_zstd_and_parquet(tmp_path):
 
 def test_orange_table_names_its_own_label(tmp_path):
     (tmp_path / "news.tab").write_text(
-        "category\ttext\ndiscrete\tstring\nclass\tmeta\nsport\ta game\nwar\ta battle\n"
+        "category\ttext\ndiscrete\tstring\nclass\tmeta\n\nsport\ta game\nwar\ta battle\n"
     )
     found = read_texts(tmp_path / "news.tab")
     assert found.texts == ["a game", "a battle"]
     assert found.names == ["sport", "war"]
+    (tmp_path / "talk.tab").write_text("Title\tQuote\nd\tstring\n\tinclude=True\n\nOne\t Hello there!\n")
+    assert read_texts(tmp_path / "talk.tab").texts == [" Hello there!"]
 
 
 def test_plain_tab_separated_rows_are_not_taken_for_a_header(tmp_path):
