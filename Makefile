@@ -22,7 +22,7 @@ demo: $(VENV)/.installed
 $(INTEROP)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(INTEROP)
 	$(INTEROP)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(INTEROP)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,importers,bench,interop]'
+	$(INTEROP)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,importers,bench,interop,lm]'
 	touch $@
 
 test-interop: $(INTEROP)/.installed

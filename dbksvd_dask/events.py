@@ -104,6 +104,7 @@ class JobProgress(Event):
     done: int
     total: int
     unit: str
+    per_second: float = 0.0  # pace of this run; 0 where it is not measured
 
 
 Callback = Callable[[Any], None]

@@ -164,12 +164,13 @@ class JobPace:
         self._first: dict[str, tuple[float, int]] = {}
 
     def left(self, event: events.JobProgress) -> str:
-        """Return the time left in words; empty while it is unknown."""
+        """Return the time left in words, after the pace where it is known; empty while it is unknown."""
         now = self._clock()
         began, before = self._first.setdefault(event.job, (now, event.done))
         if event.done <= before:
             return ""
-        return f"{format_seconds((event.total - event.done) * (now - began) / (event.done - before))} left"
+        left = f"{format_seconds((event.total - event.done) * (now - began) / (event.done - before))} left"
+        return f"{event.per_second:.0f} {event.unit}/s, {left}" if event.per_second else left
 
 
 # ---------------------------------------------------------------------------------------------- terminal

@@ -19,11 +19,14 @@ from dbksvd_dask.errors import DBKSVDError
 # name -> module holding a click command called `command`; loaded on use, so `dbksvd --help` stays quick
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("dbksvd_dask.cli.demo", "See it work, on two photographs."),
+    "capture": ("dbksvd_dask.cli.capture", "Activations of a language model, to stores."),
     "import": ("dbksvd_dask.cli.import_", "Turn activations on disk into a store."),
     "shuffle": ("dbksvd_dask.cli.shuffle", "Mix the rows of a store, out of core."),
     "fit": ("dbksvd_dask.cli.fit", "Learn a dictionary from a store."),
     "encode": ("dbksvd_dask.cli.encode", "Codes of a whole store, in any number of parts."),
     "report": ("dbksvd_dask.cli.report", "Write a page to look through a dictionary with."),
+    "loss": ("dbksvd_dask.cli.loss", "Loss of a language model with reconstructed activations."),
+    "logits": ("dbksvd_dask.cli.logits", "Tokens that each atom promotes and suppresses."),
     "info": ("dbksvd_dask.cli.info", "Describe a store, a dictionary, codes or a checkpoint."),
     "export": ("dbksvd_dask.cli.export", "Write a dictionary for SAELens or Hugging Face."),
     "import-dictionary": ("dbksvd_dask.cli.import_dictionary", "Read a dictionary of another tool."),
@@ -31,7 +34,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 # how to go on after Ctrl-C, where the command itself has not said it
 GO_ON = {
-    **dict.fromkeys(("import", "shuffle", "encode"), "what is done is kept; the same command goes on"),
+    **dict.fromkeys(("capture", "import", "shuffle", "encode"), "what is done is kept; the same command goes on"),
     "fit": "the same command with --resume goes on",
 }
 

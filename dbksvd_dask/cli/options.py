@@ -200,3 +200,53 @@ def read_validation(value: str) -> Any:
     if "://" not in text and not os.path.exists(text):
         raise InputError(f"--validation {text} is neither a number of samples nor a store that is there")
     return text
+
+
+def text_options(function: F) -> F:
+    """Add the options that say how texts are read and cut into windows."""
+    for option in reversed(
+        [
+            click.option("--column", help="Column of the texts in a table.  [default: text, prompt, ...]"),
+            click.option("--lines", is_flag=True, help="Every line of a .txt file is a text of its own."),
+            click.option("--context", type=click.IntRange(1), default=256, show_default=True, help=_CONTEXT),
+            click.option(
+                "--bos", type=click.Choice(["drop", "keep", "none"]), default="drop", show_default=True, help=_BOS
+            ),
+            click.option(
+                "--long", type=click.Choice(["split", "cut"]), default="split", show_default=True, help=_LONG
+            ),
+        ]
+    ):
+        function = option(function)
+    return function
+
+
+_CONTEXT = "Most tokens of a window, beginning token included."
+_BOS = "The beginning token of a window: leave its row out, keep it, or put no such token."
+_LONG = "Texts longer than a window: several windows, or the first only."
+
+
+def model_options(function: F) -> F:
+    """Add the options that say how a language model runs."""
+    kinds = ["float32", "bfloat16", "float16", "auto"]
+    for option in reversed(
+        [
+            click.option(
+                "--batch-tokens",
+                type=click.IntRange(1),
+                default=2048,
+                show_default=True,
+                help="Most tokens of a forward pass.",
+            ),
+            click.option(
+                "--model-dtype",
+                type=click.Choice(kinds),
+                default="float32",
+                show_default=True,
+                help="Arithmetic of the model.",
+            ),
+            click.option("--device", default="cpu", show_default=True, help="Where the model runs, such as cuda."),
+        ]
+    ):
+        function = option(function)
+    return function
