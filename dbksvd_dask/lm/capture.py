@@ -25,8 +25,9 @@ from dbksvd_dask.store import atomic, paths
 from dbksvd_dask.store.activations import ActivationWriter, Aligned, create_activations, default_chunk_rows
 from dbksvd_dask.store.dtypes import BFLOAT16, stored_dtype
 from dbksvd_dask.store.lock import hold
+from dbksvd_dask.store.partial import tidy
 from dbksvd_dask.store.paths import PathLike
-from dbksvd_dask.store.writer import JOB_ID, is_finished, job_id, require_free, require_room, tidy
+from dbksvd_dask.store.writer import JOB_ID, is_finished, job_id, require_free, require_room
 
 DTYPES = ("float32", "bfloat16", "float16")
 # One character for another, so that the places of tokens stay: the file of texts has one line for each window.

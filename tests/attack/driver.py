@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-# A case takes a tenth of a second; the first of a process also imports and may compile kernels. Waited for in short
-# turns: a machine that stands still for an hour takes one of them.
+# A case takes a tenth of a second; the first of a process also imports and may compile kernels. Waited for in
+# short turns: a machine that stands still for an hour takes one of them.
 PATIENCE, TURN = 600.0, 5.0
 
 
