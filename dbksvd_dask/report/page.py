@@ -1,4 +1,4 @@
-"""Writing the page: one HTML file that needs nothing else, no network least of all."""
+"""Writing the page: one HTML file that needs nothing else, and no network."""
 
 from __future__ import annotations
 
@@ -48,20 +48,20 @@ def write_report(
     codes : path of a codes store, or Dataset of `atom` and `coefficient` over (`sample`, `slot`)
         Made with this dictionary.
     out : path, default "report.html"
-        Replaced if it is there.
+        Replaced if it exists.
     samples : path of a text file or activation store, sequence of str, or array of images, optional
-        One per sample of the codes: lines of a file; the store itself, which knows its texts, tokens or
+        One per sample of the codes: lines of a file; the store itself, which records its texts, tokens or
         patches; images of shape (n_samples, height, width) or (n_samples, height, width, 3). Without it, the
         store that the codes name is taken if it is there.
     activations : path of an activation store, or array_like of shape (n_samples, n_features), optional
         To measure errors on; not needed for stored codes, which carry theirs.
     explanations : AutointerpResult, mapping of atom to text or (text, score), or path of a JSON file, optional
     title : str, optional
-        Of the page; the name of the run without it.
+        Of the page; default: the name of the run.
     image_shape : (height, width) or (height, width, 3), optional
         The rows of the store are pictures of this shape.
     max_samples : int, optional
-        Use only the first so many.
+        Use only the first `max_samples`.
     n_top : int, default 10
         Strongest samples per atom.
     seed : int, default 0
@@ -85,7 +85,7 @@ def write_report(
 
 
 def render(content: Payload, figures: Sequence[tuple[str, str]], title: str) -> str:
-    """HTML of a page.
+    """Render the page as HTML.
 
     Parameters
     ----------
