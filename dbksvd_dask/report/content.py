@@ -30,6 +30,7 @@ from dbksvd_dask.report.naming import Explanation, keyword_names
 from dbksvd_dask.report.pack import Payload, narrow
 from dbksvd_dask.report.samples import Samples, TokenSamples
 from dbksvd_dask.report.sprites import make_sheets
+from dbksvd_dask.report.tokens import position_payload
 
 N_SHOWN_CLASSES = 4
 
@@ -68,6 +69,7 @@ def page_content(
         with_photo_codes(inputs.samples.payload(shown.sample), shown),
         _classes(inputs.reader, inputs.samples, shown),
         _context(inputs.reader, inputs.samples, shown),
+        position_payload(inputs.reader, inputs.samples),
     ]
     shape = getattr(inputs.samples, "shape", None)
     if shape is not None and math.prod(shape) == inputs.dictionary.n_features:

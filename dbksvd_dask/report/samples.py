@@ -19,6 +19,8 @@ from dbksvd_dask.store.reader import RowReader, open_aligned
 
 # A text longer than this many characters is cut there, or around its token: a page is not an archive.
 MAX_CHARACTERS = 600
+# Aligned arrays that may hold the class of a sample.
+LABELS = ("category", "label")
 # More classes than this are not classes if they have no names.
 MAX_NAMES = 100_000
 # With more samples than this, near-duplicates are not searched for.
@@ -46,9 +48,10 @@ class Samples:
 
     def labels(self) -> tuple[NDArray[np.int64], list[str]] | None:
         """Return the class of every sample, shape (n_samples,), and the names of the classes; None without any."""
-        if self.store is None or not has_array(self.store, "category"):
+        name = None if self.store is None else next((n for n in LABELS if has_array(self.store, n)), None)
+        if self.store is None or name is None:
             return None
-        reader = open_aligned(self.store, "category")
+        reader = open_aligned(self.store, name)
         values = reader.read(0, self.n_samples).ravel().astype(np.int64)
         highest = int(values.max(initial=0))
         stated = reader.attributes.get("names")
