@@ -33,6 +33,7 @@ from dbksvd_dask.kernels.moments import (
     Moments,
     ResidualMoments,
     moments,
+    moments_and_norms,
     relative_error_sum,
     residual_moments,
     row_norms,
@@ -167,7 +168,7 @@ def encode_chunk(
 def chunk_stats(Y: np.ndarray, state: ChunkState, counts: np.ndarray) -> ChunkStats:
     """Sums over the samples and their residual."""
     if not on_device(Y):
-        return ChunkStats(moments(Y, state.R), row_norms(Y), counts, time.time())
+        return ChunkStats(*moments_and_norms(Y, state.R), counts, time.time())
     samples = _gpu().row_sums(Y)
     return ChunkStats(_merged(samples, _gpu().row_sums(state.R)), samples[2], counts, time.time())
 
