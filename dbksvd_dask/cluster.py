@@ -1,7 +1,6 @@
 """Where a command runs: on threads, on worker processes of this machine, or on a cluster by address.
 
-The edge only: commands and benchmarks use it, the library never does. The library runs on whatever scheduler
-is current and starts nothing.
+Only commands and benchmarks use this module. The library runs on the current scheduler and starts nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 DASHBOARD_PORT = 8787  # Dask's own; taken when it is free
-CONNECT_TIMEOUT = 30.0  # seconds until a scheduler that does not answer is given up
+CONNECT_TIMEOUT = 30.0  # seconds to wait for a scheduler
 # Dask starts workers with MALLOC_TRIM_THRESHOLD_=65536, which also makes glibc map every larger array anew and
 # give it back when freed: a batch of 32,768 x 768 then spent 1.1 s of 6.5 in page faults. Arrays of up to 32 MB,
 # the most glibc allows, are reused instead, and a worker keeps at most 256 MB that it does not need.
@@ -30,7 +29,7 @@ MALLOC = {"MALLOC_MMAP_THRESHOLD_": 32 << 20, "MALLOC_TRIM_THRESHOLD_": 256 << 2
 
 @dataclass(frozen=True)
 class TLSFiles:
-    """PEM files with which a command shows who it is; see docs/cluster.md.
+    """PEM files that authenticate a command; see docs/cluster.md.
 
     Attributes
     ----------
@@ -54,7 +53,7 @@ def connect(
     memory_limit: int | str | None = None,
     timeout: float = CONNECT_TIMEOUT,
 ) -> Iterator[Any]:
-    """Make a scheduler current for the length of a block.
+    """Make a scheduler current for the duration of a block.
 
     Parameters
     ----------
@@ -126,7 +125,7 @@ def _remote(address: str, tls: TLSFiles | None, timeout: float) -> Iterator[Any]
 
 
 def _security(tls: TLSFiles | None) -> Any:
-    """Client's half of TLS, or None for what Dask's configuration says."""
+    """Return the client's half of TLS, or None for what Dask's configuration says."""
     from distributed import Security
 
     if tls is None:
@@ -154,7 +153,7 @@ def _local(workers: int, threads: int, memory_limit: int | str | None) -> Iterat
                 threads_per_worker=threads,
                 processes=True,
                 host=LOOPBACK,
-                # Dask's default listens on every interface, and whoever reaches it sees the run
+                # Dask's default listens on every interface, and anyone who reaches it sees the run
                 dashboard_address=f"{LOOPBACK}:{_free_port(DASHBOARD_PORT)}",
                 memory_limit="auto" if memory_limit is None else memory_limit,
             )
@@ -165,7 +164,7 @@ def _local(workers: int, threads: int, memory_limit: int | str | None) -> Iterat
 
 
 def _free_port(wanted: int) -> int:
-    """Return `wanted` if nothing listens there, else 0: any free one. Saves the warning Dask would give."""
+    """Return `wanted` if nothing listens there, else 0 for any free one; avoids Dask's warning."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -11,7 +11,7 @@ REASON_LENGTH = 200  # a library may quote a whole file in its error
 
 
 def brief(error: BaseException) -> str:
-    """Say what went wrong in one line of limited length, for a message of ours that quotes another's."""
+    """Summarise an error of another library in one line of limited length, to be quoted in a message."""
     if isinstance(error, KeyError):
         return f"{error} is missing"
     text = " ".join(str(error).split()) or type(error).__name__
@@ -34,7 +34,7 @@ class StoreError(DBKSVDError, OSError):
 
 
 class BusyError(StoreError):
-    """Another process is at work on the same target."""
+    """Another process is working on the same target."""
 
 
 class MismatchError(DBKSVDError, ValueError):
@@ -42,15 +42,15 @@ class MismatchError(DBKSVDError, ValueError):
 
 
 class MemoryPlanError(DBKSVDError, MemoryError):
-    """The planned peak memory exceeds the limit that was given."""
+    """The planned peak memory exceeds the given limit."""
 
 
 class JobError(DBKSVDError, RuntimeError):
-    """A restartable job that cannot go on: parts missing, or failed after bounded retries."""
+    """A restartable job that cannot continue: parts are missing, or failed after bounded retries."""
 
 
 class DeviceError(DBKSVDError, RuntimeError):
-    """A device was asked for that is not there."""
+    """The requested device is not available."""
 
 
 class ClusterError(DBKSVDError, RuntimeError):

@@ -12,12 +12,12 @@ logger = logging.getLogger("dbksvd_dask")
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened; subclasses say what."""
+    """Base class of all events."""
 
 
 @dataclass(frozen=True)
 class FitStarted(Event):
-    """A fit begins, or goes on from a checkpoint."""
+    """A fit begins, or resumes from a checkpoint."""
 
     n_samples: int
     n_features: int
@@ -71,7 +71,7 @@ class CheckpointWritten(Event):
 
 @dataclass(frozen=True)
 class Retrying(Event):
-    """A batch failed for a reason that may pass (a lost worker or connection) and is run again."""
+    """A batch failed for a temporary reason (a lost worker or connection) and runs again."""
 
     iteration: int
     attempt: int
@@ -110,14 +110,14 @@ class JobProgress(Event):
 Callback = Callable[[Any], None]
 
 
-# Callbacks that have failed in the run at work, by identity; kept here, so that no other can get the same.
+# Callbacks that have failed in the current run, by identity; kept alive, so that no other can get the same id.
 _failed: dict[int, Callback] = {}
 
 
 def emit(callbacks: Iterable[Callback], event: Event) -> None:
-    """Hand an event to every subscriber; an error in one of them is logged, never the end of a long run.
+    """Pass an event to every subscriber; an error in one is logged and never ends a long run.
 
-    One line for each that fails, the first time in a fit; where it failed is logged for DEBUG.
+    Log one line per failing subscriber, the first time in a fit; the traceback goes to DEBUG.
     """
     for callback in callbacks:
         if isinstance(event, FitStarted):

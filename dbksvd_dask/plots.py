@@ -1,7 +1,7 @@
 """Pictures of a fit, a dictionary and its codes, drawn with matplotlib.
 
-Every function returns the figure it drew on. Without `ax` it makes a figure of its own, which shows itself as
-the last line of a notebook cell; pyplot is never touched, so nothing piles up and no window opens.
+Every function returns the figure it drew on. Without `ax` it makes a figure of its own, which a notebook shows as
+the last line of a cell; pyplot is never used, so no figures accumulate and no window opens.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from dbksvd_dask.evaluate.codes import OVER_DENSE, CodeMoments, density_histogra
 from dbksvd_dask.evaluate.coherence import Coherence, coherence
 from dbksvd_dask.evaluate.reconstruction import ReconstructionMoments
 
-# Told apart in light and dark, in grey print and by the colour-blind (blue and orange first); the report page
-# finds each of these in the SVG and puts its own theme colour there.
+# Distinguishable in light and dark, in grey print and by the colour-blind (blue and orange first); the report page
+# finds each of these in the SVG and replaces it by its own theme colour.
 INK = "#3b4252"
 GRID = "#d8dce6"
 BLUE = "#2f6fde"
@@ -44,7 +44,7 @@ __all__ = [
 
 
 class Plot(Figure):
-    """A matplotlib figure that shows itself in a notebook without pyplot."""
+    """A matplotlib figure that a notebook shows without pyplot."""
 
     def _repr_png_(self) -> bytes:
         buffer = io.BytesIO()
@@ -56,7 +56,7 @@ class Plot(Figure):
 
 
 def plot_history(history: Any, *, figsize: tuple[float, float] = (9.0, 3.2)) -> Figure:
-    """Error and variance explained per iteration, on each batch and on the held-out samples.
+    """Plot the error and the variance explained per iteration, on each batch and on the held-out samples.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ def _curves(ax: Any, rows: dict[str, NDArray[Any]], name: str, title: str) -> No
 
 
 def _history(given: Any) -> dict[str, NDArray[Any]]:
-    """Read the history out of whatever holds one."""
+    """Return the history of any object that has one."""
     held = getattr(given, "history_", getattr(given, "history", given))
     if hasattr(held, "data_vars"):
         rows = {str(name): np.asarray(values) for name, values in held.data_vars.items()}
@@ -115,7 +115,7 @@ def _history(given: Any) -> dict[str, NDArray[Any]]:
 
 
 def plot_coherence(dictionary: Any, *, ax: Any = None, bins: int = 60) -> Figure:
-    """Histogram of ``max_l |<d_j, d_l>|`` over the atoms, with the Welch bound.
+    """Draw a histogram of ``max_l |<d_j, d_l>|`` over the atoms, with the Welch bound.
 
     Parameters
     ----------
@@ -145,17 +145,17 @@ def plot_atoms(
     n_columns: int | None = None,
     ax: Any = None,
 ) -> Figure:
-    """Atoms of an image dictionary as tiles, zero as grey, each scaled by its own largest value.
+    """Draw the atoms of an image dictionary as tiles, zero as grey, each scaled by its own largest value.
 
     Parameters
     ----------
     dictionary : array_like of shape (n_atoms, n_features), fitted DBKSVD or Dictionary
     shape : (height, width) or (height, width, 3), optional
-        Of one atom; a square of 3 or of 1 channels without it.
+        Of one atom; default: a square of 3 channels or 1.
     atoms : sequence of int, optional
-        Which to draw, in this order; the first 256 without it.
+        Which to draw, in this order; default: the first 256.
     n_columns : int, optional
-        Tiles per row; about as many as rows without it.
+        Tiles per row; default: about as many as rows.
     ax : matplotlib axes, optional
 
     Returns
@@ -173,7 +173,7 @@ def plot_atoms(
 
 
 def atom_tiles(D: ArrayLike, shape: Sequence[int] | None = None) -> NDArray[np.uint8]:
-    """Atoms as small pictures: grey is zero, the largest absolute value of each atom is black or white.
+    """Turn atoms into small pictures: grey is zero, the largest absolute value of each atom is black or white.
 
     Parameters
     ----------
@@ -193,13 +193,13 @@ def atom_tiles(D: ArrayLike, shape: Sequence[int] | None = None) -> NDArray[np.u
 
 
 def image_shape(n_features: int, shape: Sequence[int] | None = None) -> tuple[int, int, int]:
-    """Height, width and channels (1 or 3) of samples that are pictures.
+    """Return the height, width and channels (1 or 3) of samples that are pictures.
 
     Parameters
     ----------
     n_features : int
     shape : (height, width) or (height, width, channels), optional
-        What the user says; without it a square of 3 channels, or of 1, is taken if it fits.
+        As given by the user; default: a square of 3 channels, or of 1, if it fits.
     """
     if shape is None:
         for channels in (3, 1):
@@ -219,7 +219,7 @@ def image_shape(n_features: int, shape: Sequence[int] | None = None) -> tuple[in
 
 
 def mosaic(tiles: NDArray[np.uint8], n_columns: int, gap: int = 1) -> NDArray[np.uint8]:
-    """Tiles side by side on white.
+    """Arrange tiles side by side on white.
 
     Parameters
     ----------
@@ -245,7 +245,7 @@ def mosaic(tiles: NDArray[np.uint8], n_columns: int, gap: int = 1) -> NDArray[np
 
 
 def plot_density(codes: Any, *, ax: Any = None, bins_per_decade: int = 20) -> Figure:
-    """Histogram of the fraction of samples on which each atom is active, on a logarithmic axis.
+    """Draw a histogram of the fraction of samples on which each atom is active, on a logarithmic axis.
 
     Parameters
     ----------
@@ -271,7 +271,7 @@ def plot_density(codes: Any, *, ax: Any = None, bins_per_decade: int = 20) -> Fi
 
 
 def plot_l0(codes: Any, *, ax: Any = None) -> Figure:
-    """Histogram of the number of active atoms per sample.
+    """Draw a histogram of the number of active atoms per sample.
 
     Parameters
     ----------
@@ -295,7 +295,7 @@ def plot_l0(codes: Any, *, ax: Any = None) -> Figure:
 
 
 def plot_sign_balance(codes: Any, *, ax: Any = None, bins: int = 41) -> Figure:
-    """Histogram over the atoms of the share of positive coefficients.
+    """Draw a histogram over the atoms of the share of positive coefficients.
 
     Parameters
     ----------
@@ -317,7 +317,7 @@ def plot_sign_balance(codes: Any, *, ax: Any = None, bins: int = 41) -> Figure:
 
 
 def plot_activations(codes: Any, atom: int, *, ax: Any = None, bins: int = 40) -> Figure:
-    """Histogram of the nonzero coefficients of one atom.
+    """Draw a histogram of the nonzero coefficients of one atom.
 
     Parameters
     ----------
@@ -344,7 +344,7 @@ def plot_activations(codes: Any, atom: int, *, ax: Any = None, bins: int = 40) -
 
 
 def plot_errors(reconstruction: ReconstructionMoments | ArrayLike, *, ax: Any = None) -> Figure:
-    """Histogram of the relative error ``|y - yhat| / |y|`` over the samples.
+    """Draw a histogram of the relative error ``|y - yhat| / |y|`` over the samples.
 
     Parameters
     ----------
@@ -368,7 +368,7 @@ def plot_errors(reconstruction: ReconstructionMoments | ArrayLike, *, ax: Any = 
 
 
 def _median(counts: NDArray[Any], edges: NDArray[Any]) -> float:
-    """Middle of the bin that holds the median."""
+    """Return the middle of the bin that holds the median."""
     place = int(np.searchsorted(np.cumsum(counts), counts.sum() / 2.0))
     return float(edges[min(place, edges.size - 1)] + 0.5 * (edges[1] - edges[0]))
 
@@ -377,7 +377,7 @@ def _median(counts: NDArray[Any], edges: NDArray[Any]) -> float:
 
 
 def _axes(ax: Any, figsize: tuple[float, float] = (4.6, 3.2)) -> tuple[Figure, Any]:
-    """Give the axes to draw on and their figure."""
+    """Return the axes to draw on and their figure."""
     if ax is not None:
         return ax.figure, ax
     figure = Plot(figsize=figsize, layout="constrained")
@@ -398,7 +398,7 @@ def _style(ax: Any, title: str, x: str, y: str) -> None:
 
 
 def _atoms(dictionary: Any) -> NDArray[Any]:
-    """Give the matrix of whatever holds a dictionary: (n_atoms, n_features)."""
+    """Return the matrix of any object that has a dictionary: (n_atoms, n_features)."""
     for name in ("components_", "atoms"):
         if hasattr(dictionary, name):
             return np.asarray(getattr(dictionary, name))
@@ -412,5 +412,5 @@ def _code_moments(codes: Any) -> CodeMoments:
     if isinstance(codes, CodeMoments):
         return codes
     if not hasattr(codes, "attrs") or "atom" not in codes or "n_atoms" not in codes.attrs:
-        raise InputError("these are no codes; pass what transform() or encode() returned, or code_moments(...)")
+        raise InputError("these are not codes; pass what transform() or encode() returned, or code_moments(...)")
     return stream_code_moments(lambda: code_blocks(codes), int(codes.attrs["n_atoms"]))

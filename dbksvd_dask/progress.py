@@ -29,11 +29,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Snapshot:
-    """Where a fit stands, gathered from its events; what the bar and the notebook view show."""
+    """The state of a fit, gathered from its events, as the bar and the notebook view show it."""
 
     n_iter: int = 0
     iteration: int = 0  # outer batches done
-    round: int = 0  # rounds done of the batch at work
+    round: int = 0  # rounds done of the current batch
     n_rounds: int = 0
     relative_error: float = math.nan
     validation_error: float = math.nan
@@ -42,12 +42,12 @@ class Snapshot:
     bytes_read: int = 0
     planned_bytes: int = 0
     checkpoint: str = ""
-    note: str = ""  # the last thing out of the ordinary: a retry, a stop
+    note: str = ""  # the last unusual event: a retry, a stop
     errors: list[float] = field(default_factory=list)  # relative error after each batch seen
 
     @property
     def done(self) -> float:
-        """Batches done, the rounds of the one at work counted as parts."""
+        """Batches done, counting rounds of the current one as fractions."""
         part = self.round / self.n_rounds if self.n_rounds else 0.0
         return min(self.n_iter, self.iteration + part)
 
@@ -58,7 +58,7 @@ class Snapshot:
         return f"{self.iteration} of {self.n_iter} batches{rounds}"
 
     def take(self, event: events.Event) -> None:
-        """Take one event in; unknown ones are ignored."""
+        """Process one event; ignore unknown ones."""
         handler = _HANDLERS.get(type(event))
         if handler is not None:
             handler(self, event)
@@ -118,13 +118,13 @@ _HANDLERS: dict[type[events.Event], Callable[[Snapshot, Any], None]] = {
 
 
 def describe_start(event: events.FitStarted) -> str:
-    """What is known before the first batch: planned memory, and where to watch."""
+    """Say what is known before the first batch: planned memory, and where to watch."""
     watch = f"; dashboard: {event.dashboard}" if event.dashboard else ""
     return f"planned peak memory per process: {format_bytes(event.planned_bytes)}{watch}"
 
 
 def describe(view: Snapshot, short: bool = False) -> str:
-    """Error, speed, time left and bytes read in one line; short: error and time left only."""
+    """Say error, speed, time left and bytes read in one line; short: error and time left only."""
     parts = []
     if math.isfinite(view.relative_error):
         parts.append(f"error {view.relative_error:.4f}")
@@ -213,7 +213,7 @@ class TerminalBar:
         self._bars.stop()
 
     def __call__(self, event: events.Event) -> None:
-        """Take an event in and draw."""
+        """Process an event and draw."""
         if isinstance(event, events.JobProgress):
             count = f"{event.done}/{event.total} {event.unit}"
             self._draw(event.job, event.done, event.total, count, self._pace.left(event))
@@ -240,9 +240,9 @@ class JsonLines:
     """Appends every event to a file, one JSON object per line, complete at any time.
 
     A line has `time` (seconds since 1970), `event` (the name of its class) and the fields of the event; numbers
-    that JSON has no word for (NaN, infinity) are null. A fit that goes on after an interruption goes on in the
-    same file. An event that cannot be written, as on a full disk, is left out, and the first is told in the log of
-    the library: it never ends a run.
+    that JSON cannot express (NaN, infinity) are null. A resumed fit appends to the same file. An event that cannot
+    be written, as on a full disk, is left out, and the first is reported in the log of the library: it never
+    ends a run.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -259,7 +259,7 @@ class JsonLines:
     def __exit__(self, *_: object) -> None:
         try:
             self._file.close()
-        except OSError as error:  # a network drive may refuse only now
+        except OSError as error:  # a network drive may fail only now
             self._tell(error)
 
     def __call__(self, event: events.Event) -> None:
@@ -275,7 +275,7 @@ class JsonLines:
             self._tell(error)
 
     def _tell(self, error: OSError) -> None:
-        """Say once that events are missing."""
+        """Warn once that events are missing."""
         if self._complete:
             self._complete = False
             reason = error.strerror or error
@@ -291,7 +291,7 @@ class NotebookView:
     Parameters
     ----------
     display : callable, optional
-        Shows an HTML text, called once, and returns a callable that replaces it; default: IPython's.
+        Called once with HTML to show; returns a callable that replaces it; default: IPython's.
     """
 
     def __init__(self, display: Callable[[str], Callable[[str], None]] | None = None) -> None:
@@ -300,7 +300,7 @@ class NotebookView:
         self._update: Callable[[str], None] | None = None
 
     def __call__(self, event: events.Event) -> None:
-        """Take an event in and redraw."""
+        """Process an event and redraw."""
         self.view.take(event)
         text = render(self.view)
         if self._update is None:
@@ -317,7 +317,7 @@ def _ipython_display(text: str) -> Callable[[str], None]:
 
 
 def render(view: Snapshot) -> str:
-    """The notebook view as HTML."""
+    """Render the page as HTML."""
     share = 100.0 * view.done / view.n_iter if view.n_iter else 0.0
     bar = (
         '<div style="background:#ddd;width:24em;height:.8em"><div style="background:#2a7ae2;height:.8em;'
@@ -340,7 +340,7 @@ def _curve(errors: list[float]) -> str:
 
 @contextmanager
 def subscribers(bar: bool = True, log: str | os.PathLike[str] | None = None) -> Iterator[list[events.Callback]]:
-    """Yield the callbacks of a command: a bar if asked for, and a log if a path is given."""
+    """Yield the callbacks of a command: a bar if requested, and a log if a path is given."""
     with ExitStack() as stack:
         callbacks: list[events.Callback] = []
         if bar:

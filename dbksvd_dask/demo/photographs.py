@@ -34,7 +34,7 @@ def load_photos() -> list[Image]:
     list of ndarray of shape (427, 640, 3), uint8
         A temple in China, then a flower.
     """
-    from sklearn.datasets import load_sample_images  # slow to import: only when photographs are wanted
+    from sklearn.datasets import load_sample_images  # slow to import: only when photographs are needed
 
     photos = load_sample_images().images  # type: ignore[no-untyped-call]
     return [np.asarray(image, dtype=np.uint8) for image in photos]
@@ -189,7 +189,7 @@ def assemble_photo(
     cols: npt.NDArray[np.integer],
     shape: tuple[int, ...],
 ) -> Image:
-    """Put patches back into one image; where they overlap the mean counts.
+    """Put patches back into one image; where they overlap, use the mean.
 
     Parameters
     ----------

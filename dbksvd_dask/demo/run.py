@@ -23,7 +23,7 @@ from dbksvd_dask.store.paths import remove
 
 Image = npt.NDArray[np.uint8]
 
-# everything the demo writes into its folder; nothing else there is ever touched
+# everything the demo writes into its folder; other files there are left alone
 CONTENT = ("store.zarr", "run", "codes.zarr", "atoms.png", "photograph.png", "error.png", "report.html")
 
 
@@ -54,7 +54,7 @@ class DemoResult:
 
     Attributes
     ----------
-    folder : where everything lies
+    folder : where everything is
     n_samples, n_features, n_atoms, k : int
     history : last value of every column of the fit's history
     metrics : of the codes of all patches
@@ -100,14 +100,14 @@ def run_demo(
     Parameters
     ----------
     folder : path
-        Made if it is not there.
+        Created if it does not exist.
     settings : DemoSettings, optional
     images : sequence of ndarray of shape (height, width, 3), uint8, optional
         Default: the two photographs that ship with scikit-learn.
     force : bool
         Replace the results of an earlier demo in that folder.
     callbacks : iterable of callables
-        Told of progress events.
+        Called with each progress event.
     """
     home, how, heard = _prepare(folder, force), settings or DemoSettings(), tuple(callbacks)
     photos = load_photos() if images is None else list(images)
@@ -223,7 +223,7 @@ def reconstruct(store: str, codes: str, model: DBKSVD, shape: tuple[int, ...], p
 
 
 def peak_signal_to_noise(photo: Image, other: Image) -> float:
-    """Peak signal-to-noise ratio of two pictures of 8 bits, in dB; infinite when they are equal."""
+    """Return the peak signal-to-noise ratio of two pictures of 8 bits, in dB; infinite when they are equal."""
     error = float(np.mean((photo.astype(np.float64) - other.astype(np.float64)) ** 2))
     return 10 * math.log10(255**2 / error) if error else math.inf
 

@@ -13,13 +13,13 @@ from dbksvd_dask.kernels._jit import kernel_input
 
 
 def require_integers(dtype: Any) -> None:
-    """Refuse indices of atoms that are no integers."""
+    """Refuse indices of atoms that are not integers."""
     if not np.issubdtype(dtype, np.integer):
         raise InputError(f"atom must hold integers, received dtype {dtype}; -1 marks an empty slot")
 
 
 def check_atoms(atom: NDArray[Any], n_atoms: int, first_sample: int = 0) -> None:
-    """Refuse indices that no dictionary of `n_atoms` atoms has: kernels use them as they are.
+    """Refuse indices outside a dictionary of `n_atoms` atoms: kernels use them unchecked.
 
     Parameters
     ----------

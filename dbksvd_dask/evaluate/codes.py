@@ -145,7 +145,7 @@ class DensityHistogram:
 
 
 def code_moments(atom: ArrayLike, coefficient: ArrayLike, n_atoms: int) -> CodeMoments:
-    """Partial sums of one block of codes.
+    """Compute the partial sums of one block of codes.
 
     Parameters
     ----------

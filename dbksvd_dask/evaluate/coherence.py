@@ -54,7 +54,7 @@ class Coherence:
 def coherence(
     D: ArrayLike, *, duplicate_threshold: float = DUPLICATE, max_pairs: int = 10_000, tile: int = TILE
 ) -> Coherence:
-    """Coherence per atom, mutual coherence, Welch bound and near-duplicates.
+    """Compute the coherence per atom, the mutual coherence, the Welch bound and near-duplicates.
 
     Memory is ``tile x n_atoms``, never ``n_atoms x n_atoms``.
 
@@ -104,7 +104,7 @@ def coherence(
 
 
 def welch_bound(n_atoms: int, n_features: int) -> float:
-    """Smallest mutual coherence that any dictionary of this shape can have.
+    """Return the smallest mutual coherence that any dictionary of this shape can have.
 
     ``sqrt((m - d) / (d (m - 1)))`` for more atoms than features, else 0.
     """
@@ -114,7 +114,7 @@ def welch_bound(n_atoms: int, n_features: int) -> float:
 
 
 def recoverable_k(mutual: float, n_atoms: int) -> int:
-    """Largest whole ``k < (1 + 1 / mutual) / 2``, at most `n_atoms`.
+    """Return the largest whole ``k < (1 + 1 / mutual) / 2``, at most `n_atoms`.
 
     Parameters
     ----------
@@ -132,14 +132,14 @@ def recoverable_k(mutual: float, n_atoms: int) -> int:
 def nearest_atoms(
     D: ArrayLike, n_neighbours: int = 10, *, tile: int = TILE
 ) -> tuple[NDArray[np.int64], NDArray[Any]]:
-    """Nearest atoms of every atom by absolute inner product.
+    """Return the nearest atoms of every atom by absolute inner product.
 
     Parameters
     ----------
     D : array_like of shape (n_atoms, n_features)
         Unit rows.
     n_neighbours : int, default 10
-        Fewer if there are not so many other atoms.
+        Fewer if there are fewer other atoms.
     tile : int, default 512
 
     Returns
@@ -161,7 +161,7 @@ def nearest_atoms(
 
 
 def strongest_columns(tile: NDArray[Any], n: int) -> NDArray[np.int64]:
-    """Columns of the `n` largest absolute values of each row, strongest first.
+    """Return the columns of the `n` largest absolute values of each row, strongest first.
 
     Parameters
     ----------
@@ -199,7 +199,7 @@ def product_tiles(A: NDArray[Any], B: NDArray[Any], tile: int) -> Iterator[tuple
 
 
 def _pairs_above(absolute: NDArray[Any], first_row: int, threshold: float) -> NDArray[np.int64]:
-    """Pairs ``(i, l)``, ``i < l``, above the threshold, in the rows of one tile."""
+    """Return the pairs ``(i, l)``, ``i < l``, above the threshold, in the rows of one tile."""
     i, other = np.nonzero(absolute > threshold)
     keep = other > i + first_row
     return np.stack([i[keep] + first_row, other[keep]], axis=1).astype(np.int64)

@@ -52,7 +52,7 @@ class Features(Protocol):
         ...
 
     def select(self, columns: list[NDArray[np.int64]]) -> Iterator[Columns]:
-        """Give the asked-for sets of columns, one after the other."""
+        """Yield the requested sets of columns, one after the other."""
         ...
 
 
@@ -96,7 +96,7 @@ class CodeFeatures:
         return out
 
     def select(self, columns: list[NDArray[np.int64]]) -> Iterator[Columns]:
-        """Give sets of columns, each on the samples where one of its atoms is active."""
+        """Return sets of columns, each on the samples where one of its atoms is active."""
         wanted = np.unique(np.concatenate(columns))
         rows, places, values = self._entries(wanted)
         starts = np.searchsorted(places, np.arange(wanted.size + 1))
@@ -110,7 +110,7 @@ class CodeFeatures:
             yield Columns(held, out)
 
     def _entries(self, wanted: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[Any]]:
-        """Active slots of the wanted atoms: sample, position in `wanted`, coefficient; sorted by position."""
+        """Return sample, position in `wanted` and coefficient of the active slots of wanted atoms, by position."""
         position = np.full(self._n_atoms + 1, -1, np.int64)  # the last place serves atom -1
         position[wanted] = np.arange(wanted.size)
         rows, places, values = [], [], []
@@ -169,7 +169,7 @@ class DenseFeatures:
         return out
 
     def select(self, columns: list[NDArray[np.int64]]) -> Iterator[Columns]:
-        """Give sets of columns on all samples."""
+        """Return sets of columns on all samples."""
         wanted = np.unique(np.concatenate(columns))
         held = np.concatenate([block[:, wanted] for block in self._iterate()])
         rows = np.arange(held.shape[0])

@@ -34,7 +34,7 @@ class LogisticFit:
     n_steps: int
 
     def predict(self, X: Float64Array) -> NDArray[np.bool_]:
-        """Whether each row of `X`, shape (n_rows, n_columns), is taken for positive; shape (n_rows,)."""
+        """Return whether each row of `X`, shape (n_rows, n_columns), is positive; shape (n_rows,)."""
         return np.asarray(X @ self.coef + self.intercept > 0.0)
 
 
@@ -73,7 +73,7 @@ def fit_logistic(
 def _newton(
     X: Float64Array, positive: NDArray[np.bool_], weight: Float64Array, C: float
 ) -> tuple[Float64Array, int]:
-    """Damped Newton from zero; the loss is convex, so halving the step until it falls is enough."""
+    """Run damped Newton from zero; the loss is convex, so halving the step until it falls is enough."""
     k = X.shape[1]
     gradient, hessian = np.empty(k + 1), np.empty((k + 1, k + 1))
     ridge = np.append(np.full(k, 1.0 / C), 0.0)

@@ -105,7 +105,7 @@ def match_atoms(
 
 
 def best_match(A: ArrayLike, B: ArrayLike, *, absolute: bool = True, tile: int = TILE) -> BestMatch:
-    """Closest atom of `B` for every atom of `A`, in tiles.
+    """Return the closest atom of `B` for every atom of `A`, in tiles.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ def _weights(products: NDArray[Any], absolute: bool) -> NDArray[Any]:
 
 
 def _assign(A: NDArray[Any], B: NDArray[Any], absolute: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Optimal assignment on the whole similarity matrix."""
+    """Find the optimal assignment on the whole similarity matrix."""
     rows, columns = linear_sum_assignment(_weights(A @ B.T, absolute), maximize=True)
     return rows.astype(np.int64), columns.astype(np.int64)
 
@@ -143,7 +143,7 @@ def _assign(A: NDArray[Any], B: NDArray[Any], absolute: bool) -> tuple[NDArray[n
 def _assign_candidates(
     small: NDArray[Any], large: NDArray[Any], absolute: bool, n_candidates: int, limit: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Optimal assignment among the candidates, then the atoms it left over among themselves."""
+    """Find the optimal assignment among the candidates, then match the remaining atoms among themselves."""
     graph = _candidate_graph(small, large, absolute, n_candidates)
     rows, columns = min_weight_full_bipartite_matching(graph)
     matched = columns < large.shape[0]
@@ -161,7 +161,7 @@ def _assign_candidates(
 
 
 def _candidate_graph(small: NDArray[Any], large: NDArray[Any], absolute: bool, n: int) -> Any:
-    """Costs of the strongest candidates of either side, with a last resort of similarity 0 for each row."""
+    """Build the costs of the strongest candidates of either side, with a fallback of similarity 0 for each row."""
     edges = {}
     for transposed, (A, B) in enumerate([(small, large), (large, small)]):
         for rows, products in product_tiles(A, B, TILE):

@@ -37,12 +37,12 @@ class VarianceExplained(NamedTuple):
 
 
 def mean_relative_error(m: Moments) -> float:
-    """``mean_i |y_i - x_i D| / |y_i|`` over the rows with ``|y_i| > 0``; nan when there is none."""
+    """Compute ``mean_i |y_i - x_i D| / |y_i|`` over the rows with ``|y_i| > 0``; nan when there is none."""
     return m.relative_error_sum / m.n_nonzero_rows if m.n_nonzero_rows else float("nan")
 
 
 def variance_explained(m: Moments, rtol: float = VARIANCE_RTOL) -> VarianceExplained:
-    """Per-feature variance explained, ``1 - mean_j var((Y - XD)_j) / var(Y_j)``.
+    """Compute the per-feature variance explained, ``1 - mean_j var((Y - XD)_j) / var(Y_j)``.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ def variance_explained(m: Moments, rtol: float = VARIANCE_RTOL) -> VarianceExpla
 
 
 def fvu(m: Moments) -> float:
-    """Fraction of variance unexplained, ``sum |y - yhat|^2 / sum |y - mean|^2``; nan for constant samples."""
+    """Compute the variance unexplained, ``sum |y - yhat|^2 / sum |y - mean|^2``; nan for constant samples."""
     total = float(np.sum(_variance(m.y_sum, m.y_square_sum, m.n_samples)) * m.n_samples)
     return float(np.sum(m.r_square_sum)) / total if total > 0.0 else float("nan")
 
@@ -78,7 +78,7 @@ def fvu_explained(m: Moments) -> float:
 
 
 def _variance(total: Float64Array, square: Float64Array, n: int) -> Float64Array:
-    """Give the population variance per feature from its sums, never below zero."""
+    """Return the population variance per feature from its sums, never below zero."""
     if n == 0:
         return np.zeros_like(total)
     mean = total / n

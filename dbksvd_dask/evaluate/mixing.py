@@ -19,7 +19,7 @@ RUN = 8
 
 
 def choose_columns(n_features: int) -> list[slice]:
-    """Return the features to look at: all of a few, or two runs of 8 (a run lies in one or two cache lines).
+    """Choose the features to measure: all of a few, or two runs of 8 (a run is in one or two cache lines).
 
     >>> choose_columns(5), choose_columns(768)
     ([slice(0, 5, None)], [slice(253, 261, None), slice(506, 514, None)])

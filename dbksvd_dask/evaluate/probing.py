@@ -244,13 +244,13 @@ class _Problem:
             self._train, self._test = self._train / unit, self._test / unit
 
     def accuracies(self, k: int) -> tuple[float, float]:
-        """Accuracy of the plain fit and balanced accuracy of the fit that weighs both sides alike."""
+        """Return the accuracy of the plain fit and balanced accuracy of the fit that weighs both sides alike."""
         correct = self._correct(np.ones(2), k)
         equal = self._correct(self._n_train.sum() / (2.0 * self._n_train), k)
         return float(correct.sum() / self._n_test.sum()), float(np.mean(equal / self._n_test))
 
     def _correct(self, side_weight: Float64Array, k: int) -> Float64Array:
-        """Correctly answered test samples, (negative, positive)."""
+        """Count the correctly answered test samples, (negative, positive)."""
         fit: LogisticFit = fit_logistic(
             self._train[:, :k],
             self._train_side,
@@ -273,7 +273,7 @@ def _sides(positive: NDArray[np.bool_]) -> Float64Array:
 def _choose_columns(
     source: Features, codes: NDArray[np.int64], train: NDArray[np.bool_], probed: NDArray[np.int64], k: int
 ) -> NDArray[np.int64]:
-    """Columns of the largest mean difference, shape (n_probed, k); of equal ones the lower column."""
+    """Return the columns of the largest mean difference, shape (n_probed, k); of equal ones the lower column."""
     n_classes = int(codes.max()) + 1
     sums = source.sums(np.where(train, codes, -1), n_classes)
     sizes = np.bincount(codes[train], minlength=n_classes)
@@ -295,7 +295,7 @@ def _check_k_sp(k_sp: Sequence[int], n_columns: int) -> tuple[int, ...]:
 def _check_classes(
     classes: NDArray[Any], codes: NDArray[np.int64], small_classes: str
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Numbers of the classes to probe and of those to skip."""
+    """Return the numbers of the classes to probe and of those to skip."""
     if small_classes not in ("error", "skip"):
         raise InputError(f"small_classes={small_classes!r} is not known; use 'error' or 'skip'")
     sizes = np.bincount(codes, minlength=classes.size)

@@ -15,7 +15,7 @@ from dbksvd_dask.kernels._jit import kernel_input
 from dbksvd_dask.kernels.codes import cosine_sums
 from dbksvd_dask.kernels.moments import Moments, merge_moments, moments
 
-# Relative errors lie in [0, 1] for a pursuit: 100 equal bins, and one more for what lies above.
+# Relative errors of a pursuit are in [0, 1]: 100 equal bins, and one more for larger values.
 ERROR_BINS = 100
 
 
@@ -80,7 +80,7 @@ class ReconstructionSummary:
 
 
 def residual(Y: ArrayLike, D: ArrayLike, atom: ArrayLike, coefficient: ArrayLike) -> NDArray[Any]:
-    """Residual ``Y - X D`` of one block.
+    """Compute the residual ``Y - X D`` of one block.
 
     If the run took a mean off the samples, take it off `Y` first.
 
@@ -111,7 +111,7 @@ def residual(Y: ArrayLike, D: ArrayLike, atom: ArrayLike, coefficient: ArrayLike
 
 
 def reconstruction_moments(Y: NDArray[Any], R: NDArray[Any]) -> ReconstructionMoments:
-    """Partial sums of one block of samples and its residual.
+    """Compute the partial sums of one block of samples and its residual.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ def stream_reconstruction(
         Rows of the samples with their codes.
     D : array_like of shape (n_atoms, n_features)
     mean : array_like of shape (n_features,), optional
-        What the run took off every sample before it encoded them. All numbers then speak of the centred
+        What the run took off every sample before it encoded them. All numbers then describe the centred
         samples, as those of the training do.
 
     Returns

@@ -42,7 +42,7 @@ class LargestCoefficients:
 
     @classmethod
     def empty(cls, n_atoms: int, n_top: int) -> Self:
-        """Give lists without entries."""
+        """Return lists without entries."""
         shape = (n_atoms, n_top)
         return cls(np.full(shape, -1, np.int64), np.zeros(shape, np.float32))
 
@@ -137,7 +137,7 @@ class CodeSums:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
-        """Inverse of `to_bytes`."""
+        """Invert `to_bytes`."""
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         largest = LargestCoefficients.empty(*(int(n) for n in arrays["top_shape"]))

@@ -48,7 +48,7 @@ class TopSamples:
         )
 
     def of(self, position: int) -> tuple[NDArray[np.int64], Float64Array]:
-        """Give samples and activations of the list at `position`, without the empty places."""
+        """Return samples and activations of the list at `position`, without the empty places."""
         filled = self.sample[position] >= 0
         return self.sample[position][filled], self.activation[position][filled]
 
@@ -63,7 +63,7 @@ def top_samples(
     atoms: Sequence[int] | NDArray[np.int64] | None = None,
     sign: ArrayLike | None = None,
 ) -> TopSamples:
-    """Strongest samples of each atom in one block.
+    """Return the strongest samples of each atom in one block.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ def stream_top_samples(
     atoms: Sequence[int] | NDArray[np.int64] | None = None,
     sign: ArrayLike | None = None,
 ) -> TopSamples:
-    """Strongest samples of each atom over all blocks, which follow each other from sample 0.
+    """Return the strongest samples of each atom over all blocks, which follow each other from sample 0.
 
     Parameters
     ----------

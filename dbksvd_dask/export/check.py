@@ -1,4 +1,4 @@
-"""What every export asks of a dictionary and of the folder it goes to."""
+"""What every export requires of a dictionary and of its target folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dbksvd_dask.store._system import NO_ROOM
 from dbksvd_dask.store.atomic import REFUSED, aside, cannot_write, publish
 from dbksvd_dask.store.paths import PathLike
 
-# Readers divide by nothing: they take the product with an atom for its coefficient. SAEBench warns from 2e-5 on.
+# Readers do not normalise: they use the product with an atom as its coefficient. SAEBench warns from 2e-5.
 UNIT_TOLERANCE = 1e-5
 EXPORT_DTYPES = ("float32", "float64")
 
@@ -58,23 +58,23 @@ def check_exportable(dictionary: Dictionary) -> None:
 
 
 def encode_spec(dictionary: Dictionary, k: int | None = None) -> EncodeSpec:
-    """Give the encoder that belongs to a dictionary, from the parameters of its fit.
+    """Return the encoder that belongs to a dictionary, from the parameters of its fit.
 
     Parameters
     ----------
     dictionary : Dictionary
-    k : most nonzeros per sample, when not that of the fit
+    k : most nonzeros per sample; default: that of the fit
     """
     if dictionary.weights is not None and k is None:
         raise InputError(
-            "this dictionary encodes with frequency_prior=True, which other tools do not know; "
+            "this dictionary encodes with frequency_prior=True, which other tools do not support; "
             "give k=N to export it with at most N nonzeros per sample instead"
         )
     return dictionary.encode_spec({"k": k})
 
 
 def encoding_params(dictionary: Dictionary, k: int | None = None) -> dict[str, Any]:
-    """Give parameters and, under `threshold`, what the fit learned, such that `encode_spec` follows from them."""
+    """Return parameters and, under `threshold`, what the fit learned, from which `encode_spec` follows."""
     params = dict(dictionary.params)
     if k is not None:
         params |= {"k": k, "sparsity": "max", "max_nonzeros": None, "frequency_prior": False}
@@ -84,7 +84,7 @@ def encoding_params(dictionary: Dictionary, k: int | None = None) -> dict[str, A
 
 
 def mean_of(dictionary: Dictionary) -> npt.NDArray[Any]:
-    """Give the mean in the dtype of the atoms, zeros where there is none: (n_features,)."""
+    """Return the mean in the dtype of the atoms, zeros where there is none: (n_features,)."""
     if dictionary.mean is None:
         return np.zeros(dictionary.n_features, dictionary.atoms.dtype)
     return np.asarray(dictionary.mean, dictionary.atoms.dtype)
@@ -92,12 +92,12 @@ def mean_of(dictionary: Dictionary) -> npt.NDArray[Any]:
 
 @contextlib.contextmanager
 def new_folder(path: PathLike, *, overwrite: bool = False) -> Iterator[Path]:
-    """Yield an empty folder that becomes `path` when the block ends well.
+    """Yield an empty folder that becomes `path` when the block succeeds.
 
     Raises
     ------
     StoreError
-        When there is something at `path` and `overwrite` is not set, or anything that such a folder does not hold.
+        When `path` exists and `overwrite` is not set, or it holds anything else than an export.
     """
     target = Path(os.fspath(path))
     if os.path.lexists(target) and not overwrite:

@@ -1,7 +1,7 @@
 """Dictionaries of other tools, read as ours: SAELens folders, safetensors files, .npy files.
 
-A foreign dictionary may lie the other way round (KSVD.jl saves (features, atoms)) and need not have unit rows.
-It is turned and normalised here, and what was done is logged and kept in `Dictionary.extra["import"]`.
+A foreign dictionary may be transposed (KSVD.jl saves (features, atoms)) and need not have unit rows. It is
+transposed and normalised here; the changes are logged and kept in `Dictionary.extra["import"]`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 ORIENTATIONS = ("auto", "atoms_first", "features_first")
 # Names under which a decoder is found in a safetensors file, by tool: SAELens, this package, sparsify and
-# dictionary_learning. Those of torch.nn.Linear lie as (features, atoms).
+# dictionary_learning. Those of torch.nn.Linear are (features, atoms).
 DECODERS = {
     "W_dec": "atoms_first",
     "dictionary": "atoms_first",
@@ -48,7 +48,7 @@ _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 @dataclass
 class _Found:
-    """What a file held, before it is turned and normalised."""
+    """The content of a file, before it is transposed and normalised."""
 
     atoms: npt.NDArray[Any]
     mean: npt.NDArray[Any] | None = None
@@ -69,9 +69,9 @@ def load_foreign(
         A SAELens folder (`cfg.json` and `sae_weights.safetensors`), a folder written by `dbksvd export hf`, a
         `.safetensors` or `.npy` file; also a dictionary or run of this package.
     k : int, optional
-        Most nonzeros per sample; default: what the file says, if it does.
+        Most nonzeros per sample; default: as stated in the file, if it is.
     orientation : {"auto", "atoms_first", "features_first"}
-        How the matrix lies. "auto" goes by the name of the tensor, else by the shape: an overcomplete dictionary
+        Layout of the matrix. "auto" goes by the name of the tensor, else by the shape: an overcomplete dictionary
         has more atoms than features.
     drop_zero : bool
         Leave out atoms of norm 0, which cannot be normalised; `extra["import"]["kept"]` then lists the others.
@@ -79,7 +79,7 @@ def load_foreign(
     Returns
     -------
     Dictionary
-        float32 (or float64) unit rows; `extra["import"]` says what was changed.
+        float32 (or float64) unit rows; `extra["import"]` records what was changed.
     """
     where = os.fspath(path)
     check_choice("orientation", orientation, ORIENTATIONS)
@@ -91,7 +91,7 @@ def load_foreign(
     if found.mean is not None and found.mean.shape != atoms.shape[1:]:
         raise InputError(
             f"{where}: the bias has shape {found.mean.shape}, but the atoms have {atoms.shape[1]} features; "
-            "these do not belong together, or the matrix lies the other way round: say "
+            "these do not belong together, or the matrix is transposed: say "
             "orientation='atoms_first' or orientation='features_first'"
         )
     extra: dict[str, Any] = {"import": {**found.about, **changes}}
@@ -106,7 +106,7 @@ def load_foreign(
 
 
 def _find(where: str) -> _Found | Dictionary:
-    """Tell what lies at a path, and read it."""
+    """Detect what is at a path, and read it."""
     if not os.path.exists(where):
         raise StoreError(f"{where} does not exist; give a SAELens folder, a .safetensors or a .npy file")
     if os.path.isdir(where):
@@ -120,8 +120,8 @@ def _find(where: str) -> _Found | Dictionary:
     if where.endswith(".npy"):
         return _Found(_floats(_load_npy(where), where), about={"format": "npy"})
     raise InputError(
-        f"{where} is of no known kind; give a SAELens folder, a .safetensors or a .npy file, or save the matrix "
-        "with numpy.save"
+        f"{where} is not of a known kind; give a SAELens folder, a .safetensors or a .npy file, or save the "
+        "matrix with numpy.save"
     )
 
 
@@ -186,14 +186,14 @@ def _from_tensors(where: str) -> _Found:
 
 
 def _from_saelens(where: str) -> _Found:
-    """Read a SAELens folder of any architecture; the stacked form of our own export is folded back."""
+    """Read a SAELens folder of any architecture; the stacked form of our own export is unstacked."""
     with _explained(os.path.join(where, CONFIG)) as config:
         return _saelens_found(where, config)
 
 
 @contextlib.contextmanager
 def _explained(file: str) -> Iterator[Any]:
-    """Give a configuration; what it says in an unexpected form is an error that names the file."""
+    """Return a configuration; anything unexpected in it is an error that names the file."""
     config = read_json(file)
     try:
         yield config
@@ -258,13 +258,13 @@ def _from_huggingface(where: str) -> _Found:
 
 
 def _turned(matrix: npt.NDArray[Any], orientation: str, where: str) -> tuple[npt.NDArray[Any], bool]:
-    """Bring a matrix to (n_atoms, n_features); also say whether it was transposed."""
+    """Bring a matrix to (n_atoms, n_features); also return whether it was transposed."""
     if matrix.ndim != 2 or 0 in matrix.shape:
         raise InputError(f"{where} holds an array of shape {matrix.shape}; a dictionary is a matrix, not empty")
     if orientation == "auto":
         if matrix.shape[0] == matrix.shape[1]:
             raise InputError(
-                f"{where} holds a square matrix {matrix.shape}, which may lie either way; "
+                f"{where} holds a square matrix {matrix.shape}, which may be either way round; "
                 "say orientation='atoms_first' or orientation='features_first'"
             )
         orientation = "atoms_first" if matrix.shape[0] > matrix.shape[1] else "features_first"
@@ -275,7 +275,7 @@ def _turned(matrix: npt.NDArray[Any], orientation: str, where: str) -> tuple[npt
 def _unit_rows(
     atoms: npt.NDArray[Any], turned: bool, where: str, drop_zero: bool
 ) -> tuple[npt.NDArray[Any], dict[str, Any]]:
-    """Normalise rows, in float64; also say what was done."""
+    """Normalise rows, in float64; also return what was changed."""
     if not np.isfinite(atoms).all():
         raise InputError(f"{where} holds values that are not finite; this is not a usable dictionary")
     norms = np.linalg.norm(atoms.astype(np.float64), axis=1)

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 CARD = "README.md"
 FORMAT = "dbksvd-huggingface"
 VERSION = 1
-# What a reader of the card wants to know about a fit, of all that is recorded per iteration.
+# What the card reports of a fit, of all that is recorded per iteration.
 _SHOWN_PARAMS = (
     "n_atoms",
     "k",
@@ -72,7 +72,7 @@ def export_huggingface(
     ----------
     dictionary : Dictionary
     path : path
-        Folder to write; it must not be there.
+        Folder to write; must not exist.
     repo_id : str
         Where it will be uploaded, "user/name"; the card's commands name it.
     model_name, hook_name : str, optional
@@ -152,7 +152,7 @@ def _config(
 
 
 def _history_figures(dictionary: Dictionary) -> dict[str, float]:
-    """Give the last value of each series of the fit."""
+    """Return the last value of each series of the fit."""
     return {
         f"last iteration: {name.replace('_', ' ')}": float(values[-1])
         for name, values in dictionary.history.items()
@@ -161,7 +161,7 @@ def _history_figures(dictionary: Dictionary) -> dict[str, float]:
 
 
 def _code_figures(codes: xr.Dataset | PathLike | None, dictionary: Dictionary) -> dict[str, float]:
-    """Give what codes say: their own metrics when they come from a store, and the sums over atoms."""
+    """Return the figures of codes: their own metrics if they come from a store, and sums over atoms."""
     if codes is None:
         return {}
     summary = code_summary(saelens.code_sums(codes, dictionary))

@@ -1,6 +1,6 @@
 """A dictionary as the object that SAEBench evaluates.
 
-Several measurements of SAEBench look at positive activations only, so a signed dictionary takes the stacked form
+Several measurements of SAEBench use positive activations only, so a signed dictionary takes the stacked form
 here: latent j is the positive part of atom j's coefficient, latent n_atoms + j the negative part. Codes come from
 the encoder of this package, with its stopping rule. docs/saebench.md has the commands.
 """
@@ -25,7 +25,7 @@ from dbksvd_dask.store.paths import PathLike
 
 
 class SAEBenchDictionary(nn.Module):
-    """What SAEBench asks of a custom SAE, around one of our dictionaries.
+    """The interface that SAEBench requires of a custom SAE, around one of our dictionaries.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class SAEBenchDictionary(nn.Module):
     k : int, optional
         Most nonzeros per sample; default: that of the fit.
     context_size : int
-        Tokens per sequence, for its evaluations that ask the SAE.
+        Tokens per sequence, for its evaluations that read it from the SAE.
 
     Attributes
     ----------
@@ -91,7 +91,7 @@ class SAEBenchDictionary(nn.Module):
         return cls(load_foreign(path), **options)
 
     def encode(self, x: torch.Tensor) -> torch.Tensor:
-        """Give latents of samples: (..., n_features) to (..., n_latents), none negative."""
+        """Encode samples: (..., n_features) to (..., n_latents), none negative."""
         self._atoms, self._mean = self._atoms.to(x.device), self._mean.to(x.device)
         acts = self.pursuit(x.to(self._atoms.dtype) - self._mean, self._atoms)
         if self.stacked:
@@ -99,7 +99,7 @@ class SAEBenchDictionary(nn.Module):
         return acts.to(self.dtype)
 
     def decode(self, feature_acts: torch.Tensor) -> torch.Tensor:
-        """Give samples back: (..., n_latents) to (..., n_features)."""
+        """Reconstruct samples: (..., n_latents) to (..., n_features)."""
         return feature_acts @ self.W_dec + self.b_dec
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -107,7 +107,7 @@ class SAEBenchDictionary(nn.Module):
         return self.decode(self.encode(x))
 
     def to(self, *args: Any, **kwargs: Any) -> SAEBenchDictionary:
-        """Move and cast the weights, and say so in `device`, `dtype` and `cfg`."""
+        """Move and cast the weights, and update `device`, `dtype` and `cfg`."""
         super().to(*args, **kwargs)
         self.device, self.dtype = self.W_dec.device, self.W_dec.dtype
         self.cfg.device, self.cfg.dtype = str(self.device), str(self.dtype).removeprefix("torch.")

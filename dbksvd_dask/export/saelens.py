@@ -1,8 +1,8 @@
 """A dictionary as a SAELens folder: `cfg.json` and `sae_weights.safetensors`.
 
 SAELens has an architecture of its own for dictionaries with a greedy encoder, `matching_pursuit`. Its encoder
-knows positive coefficients only, so a signed dictionary is written as ``[D; -D]``: latent j is the positive part
-of atom j's coefficient, latent n_atoms + j the negative part. Its stopping rule is not quite ours: see
+supports positive coefficients only, so a signed dictionary is written as ``[D; -D]``: latent j is the positive
+part of atom j's coefficient, latent n_atoms + j the negative part. Its stopping rule is not quite ours: see
 docs/saelens.md, and ``form="plugin"`` for the class that has our rule.
 """
 
@@ -34,8 +34,8 @@ from dbksvd_dask.store.paths import PathLike
 
 log = logging.getLogger(__name__)
 
-# The SAELens whose format this is. Its loader takes a folder that names none, or one below 6.0.0, for an old
-# one and drops the names of the model and the hook.
+# The version of SAELens whose format this is. Its loader treats a folder without a version, or below 6.0.0, as an
+# old one and drops the names of the model and the hook.
 SAELENS_VERSION = "6.54.12"
 CONFIG, WEIGHTS, SPARSITY = "cfg.json", "sae_weights.safetensors", "sparsity.safetensors"
 FORMS = ("builtin", "plugin")
@@ -52,10 +52,10 @@ class ExportResult:
     Attributes
     ----------
     path : folder
-    architecture : name under which SAELens knows the encoder, or "" without a SAELens part
+    architecture : name of the encoder in SAELens, or "" without a SAELens part
     n_latents : rows of `W_dec`: n_atoms, or twice as many in the stacked form
     stacked : whether `W_dec` is ``[D; -D]``
-    notes : where the reader's codes will differ from ours, in words
+    notes : how the reader's codes will differ from ours
     """
 
     path: str
@@ -89,7 +89,7 @@ def export_saelens(
     dictionary : Dictionary
         From `open_dictionary`; unit rows, float32 or float64.
     path : path
-        Folder to write; it must not be there.
+        Folder to write; must not exist.
     model_name, hook_name : str
         Where the activations came from, as SAELens names it: "gpt2-small", "blocks.6.hook_resid_post".
     k : int, optional
@@ -180,7 +180,7 @@ def saelens_config(
 
 
 def _metadata(names: Mapping[str, Any]) -> dict[str, Any]:
-    """Fill the part of `cfg.json` that tells how the model is to be run."""
+    """Fill the part of `cfg.json` that says how to run the model."""
     return {
         "sae_lens_version": SAELENS_VERSION,
         "sae_lens_training_version": None,
@@ -194,7 +194,7 @@ def _metadata(names: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _provenance(dictionary: Dictionary, form: str, params: Mapping[str, Any], *, stacked: bool) -> dict[str, Any]:
-    """Fill what SAELens hands through and `load_foreign` reads."""
+    """Fill what SAELens passes through and `load_foreign` reads."""
     return {
         "package_version": dbksvd_dask.__version__,
         "form": form,
@@ -208,7 +208,7 @@ def _provenance(dictionary: Dictionary, form: str, params: Mapping[str, Any], *,
 
 
 def _notes(spec: EncodeSpec, form: str) -> tuple[str, ...]:
-    """Say where the encoder of SAELens does other than the one the dictionary was fitted with."""
+    """Say how the encoder of SAELens differs from the one the dictionary was fitted with."""
     if form == "plugin":
         return (f"before SAE.load_from_disk, import {PLUGIN_MODULE}: it registers the encoder",)
     plain = "; use form='plugin' to keep it"
@@ -235,7 +235,7 @@ def _notes(spec: EncodeSpec, form: str) -> tuple[str, ...]:
 def log10_density(
     codes: xr.Dataset | PathLike, dictionary: Dictionary, *, stacked: bool
 ) -> npt.NDArray[np.float32]:
-    """Give log10 of the fraction of samples on which each latent is active, as SAELens stores it.
+    """Return log10 of the fraction of samples on which each latent is active, as SAELens stores it.
 
     Parameters
     ----------
@@ -256,7 +256,7 @@ def log10_density(
 
 
 def code_sums(codes: xr.Dataset | PathLike, dictionary: Dictionary) -> CodeMoments:
-    """Sum over codes, after a look at whether they belong to the dictionary; parameters as in `log10_density`."""
+    """Sum over codes, after checking that they belong to the dictionary; parameters as in `log10_density`."""
     if isinstance(codes, xr.Dataset):
         n_atoms = codes.attrs.get("n_atoms", dictionary.n_atoms)
         _check_codes(n_atoms, dictionary, codes.attrs.get("dictionary"))
@@ -267,7 +267,7 @@ def code_sums(codes: xr.Dataset | PathLike, dictionary: Dictionary) -> CodeMomen
 
 
 def stored_metrics(codes: xr.Dataset | PathLike) -> dict[str, float]:
-    """Give the metrics that a codes store carries; empty for codes in memory."""
+    """Return the metrics that a codes store carries; empty for codes in memory."""
     attributes = codes.attrs if isinstance(codes, xr.Dataset) else codes_attributes(codes)
     metrics = attributes.get("metrics", {})
     return {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}

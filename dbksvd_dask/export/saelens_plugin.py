@@ -1,4 +1,4 @@
-"""Import this module and SAELens knows the encoder of this package.
+"""Importing this module registers the encoder of this package with SAELens.
 
     from sae_lens import SAE
     import dbksvd_dask.export.saelens_plugin
@@ -67,7 +67,7 @@ class DBKSVDSAE(SAE[DBKSVDSAEConfig]):
         self.pursuit = TorchPursuit(spec)
 
     def initialize_weights(self) -> None:
-        """Make `W_dec` and `b_dec`; unit rows, to be replaced by what is loaded."""
+        """Make `W_dec` and `b_dec`; unit rows, to be replaced by loaded weights."""
         shape = (self.cfg.d_sae, self.cfg.d_in)
         W_dec = torch.nn.functional.normalize(torch.randn(shape, dtype=self.dtype, device=self.device))
         self.W_dec = torch.nn.Parameter(W_dec)
@@ -79,7 +79,7 @@ class DBKSVDSAE(SAE[DBKSVDSAEConfig]):
         return self.W_dec.T
 
     def encode(self, x: torch.Tensor) -> torch.Tensor:
-        """Give the coefficients of samples.
+        """Return the coefficients of samples.
 
         Parameters
         ----------
@@ -93,7 +93,7 @@ class DBKSVDSAE(SAE[DBKSVDSAEConfig]):
         return self.hook_sae_acts_post(self.pursuit(centred, self.W_dec))
 
     def decode(self, feature_acts: torch.Tensor) -> torch.Tensor:
-        """Give samples back: (..., n_atoms) to (..., n_features)."""
+        """Reconstruct samples: (..., n_atoms) to (..., n_features)."""
         out = feature_acts @ self.W_dec
         if self.cfg.apply_b_dec_to_input:
             out = out + self.b_dec
@@ -105,11 +105,11 @@ class DBKSVDSAE(SAE[DBKSVDSAEConfig]):
         raise NotImplementedError("a dictionary has unit rows; there is no norm to fold")
 
     def fold_activation_norm_scaling_factor(self, scaling_factor: float) -> None:
-        """Refuse: it would take unit norm from the rows."""
+        """Refuse: rows would no longer have unit norm."""
         raise NotImplementedError("a dictionary keeps unit rows; scale the activations before encoding")
 
     def fold_activation_whitening(self, *args: Any, **kwargs: Any) -> None:
-        """Refuse: it would take unit norm from the rows."""
+        """Refuse: rows would no longer have unit norm."""
         raise NotImplementedError("a dictionary keeps unit rows; whiten the activations before encoding")
 
 

@@ -1,7 +1,7 @@
 """Our pursuit on torch tensors.
 
 Two ways to the same codes. Without gradients they come from the compiled kernels of this package, in the gram
-domain, on the CPU. When a gradient is wanted, or the tensors are on another device, the same rule runs in torch
+domain, on the CPU. When a gradient is needed, or the tensors are on another device, the same rule runs in torch
 on the residual, step by step for all samples.
 """
 
@@ -25,7 +25,7 @@ GRAM_ATOMS = 16384
 
 
 class TorchPursuit:
-    """An encoder of tensors that keeps the gram of its dictionary.
+    """An encoder of tensors that caches the gram of its dictionary.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ class TorchPursuit:
         return pursue(rows, W_dec, self.spec)
 
     def _from_kernel(self, rows: torch.Tensor, W_dec: torch.Tensor) -> torch.Tensor:
-        """Encode with the compiled kernels, tiles of rows shared out among threads."""
+        """Encode with the compiled kernels, with tiles of rows spread over threads."""
         dtype = torch.float64 if rows.dtype == torch.float64 else torch.float32
         Y = rows.detach().to("cpu", dtype).numpy()
         D, gram = self._dictionary(W_dec.detach().to("cpu", dtype).numpy())
@@ -81,11 +81,11 @@ class TorchPursuit:
                     list(pool.map(encode, starts))
             else:
                 list(map(encode, starts))
-        acts[~np.isfinite(Y).all(axis=1)] = np.nan  # as any other encoder answers a sample that is not a number
+        acts[~np.isfinite(Y).all(axis=1)] = np.nan  # as other encoders do with a sample that is not a number
         return torch.from_numpy(acts).to(rows.device, rows.dtype)
 
     def _dictionary(self, D: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Give the dictionary and its gram, computed anew when somebody has changed the weights."""
+        """Return the dictionary and its gram, recomputed when the weights have changed."""
         if self._atoms is None or self._gram is None or not np.array_equal(self._atoms, D):
             self._atoms = np.array(D)
             with single_blas_thread():
@@ -100,7 +100,7 @@ def _scatter(acts: np.ndarray, atom: np.ndarray, coefficient: np.ndarray) -> Non
 
 
 def pursue(x: torch.Tensor, W_dec: torch.Tensor, spec: EncodeSpec) -> torch.Tensor:
-    """Matching pursuit on the residual, with gradients: the rule of `kernels.pursuit`, in stages if there are any.
+    """Run matching pursuit on the residual, with gradients: the rule of `kernels.pursuit`, in its stages.
 
     Parameters
     ----------
@@ -122,7 +122,7 @@ def pursue(x: torch.Tensor, W_dec: torch.Tensor, spec: EncodeSpec) -> torch.Tens
 
 
 class _Ends:
-    """When the pursuits of samples are over, but for the number of atoms.
+    """When the pursuits of samples end, apart from the number of atoms.
 
     Attributes
     ----------
@@ -137,7 +137,7 @@ class _Ends:
         self.relative = spec.rtol > 0
 
     def not_yet(self, rows: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
-        """Tell which of some rows may take their next step."""
+        """Return which of some rows may take their next step."""
         allowed = (step.abs().double() >= self.floor[rows]) & (step != 0)
         return allowed & (self.remaining[rows] > self.target[rows]) if self.relative else allowed
 

@@ -14,6 +14,7 @@ from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.fit.context import Context
 from dbksvd_dask.fit.history import record_of
 from dbksvd_dask.graph import batch
+from dbksvd_dask.graph.signs import turned
 from dbksvd_dask.kernels.moments import Moments
 from dbksvd_dask.plan import growth
 from dbksvd_dask.plan.encoder import AtomWeights, training_groups, training_spec
@@ -76,11 +77,12 @@ class Policy:
         return self._successor(state, result, state.mean).with_thresholds(learned, learned), record_of(result)
 
     def _successor(self, state: Dictionary, result: batch.BatchResult, mean: np.ndarray | None) -> Dictionary:
-        """State with the atoms that a batch gave."""
+        """State with the atoms that a batch gave, none of negative mean coefficient."""
         # an atom that was replaced has no direction of travel yet
         previous = np.where((result.counts == 0)[:, None], result.dictionary, state.atoms)
+        atoms, previous = turned(result.coefficient_sums, result.dictionary, previous)
         return Dictionary(
-            result.dictionary,
+            atoms,
             mean,
             self.context.params.to_json(),
             self.context.source.identity,

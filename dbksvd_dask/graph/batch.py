@@ -21,7 +21,7 @@ import numpy as np
 from dask.delayed import Delayed
 
 from dbksvd_dask.gpu import device
-from dbksvd_dask.graph import readahead
+from dbksvd_dask.graph import readahead, signs
 from dbksvd_dask.graph._compat import keys_of
 from dbksvd_dask.graph.backend import functions
 from dbksvd_dask.graph.load import dictionaries_of, grams_of, prepare
@@ -72,6 +72,7 @@ class BatchResult(NamedTuple):
     n_dead: int
     encode_seconds: float
     update_seconds: float
+    coefficient_sums: np.ndarray | None = None  # (n_atoms,) float64 after the update; None where none is negative
 
 
 # ---------------------------------------------------------------------------------------------- graph
@@ -294,7 +295,14 @@ def build_batch(
         names.call(_after, "metrics", (c,), state, spec.place, chunk=c) for c, state in enumerate(last.states)
     ]
     dictionaries, counts = [s.dictionary for s in stages], [s.counts for s in stages]
-    return names.finish(names.call(_collect, "batch", (), dictionaries, counts, last.stats, after))
+    sums = [] if spec.encode.nonneg else _coefficient_sums(names, spec, stages)
+    return names.finish(names.call(_collect, "batch", (), dictionaries, counts, last.stats, after, sums))
+
+
+def _coefficient_sums(names: Tasks, spec: BatchSpec, stages: list[_Stage]) -> list[Any]:
+    """Sums of the coefficients of each group's atoms."""
+    groups = zip(spec.groups, stages, strict=True)
+    return [signs.sum_tasks(names, g, s.states, group.stop - group.start) for g, (group, s) in enumerate(groups)]
 
 
 def _references(
@@ -311,8 +319,12 @@ def _references(
 
 
 def _collect(
-    dictionaries: list[np.ndarray], counts: list[np.ndarray], stats: list[chunk.ChunkStats], after: list[Any]
-) -> tuple[np.ndarray, np.ndarray, Moments, Moments, float]:
+    dictionaries: list[np.ndarray],
+    counts: list[np.ndarray],
+    stats: list[chunk.ChunkStats],
+    after: list[Any],
+    sums: list[np.ndarray],
+) -> tuple[np.ndarray, np.ndarray, Moments, Moments, float, np.ndarray | None]:
     """Everything the driver wants of a batch."""
     before = merge_moments(s.moments for s in stats)
     total = after[0]
@@ -325,6 +337,7 @@ def _collect(
         before,
         before.with_residual(total),
         encoded,
+        np.concatenate(sums) if sums else None,
     )
 
 
@@ -333,7 +346,7 @@ def run_batch(graph: Delayed, on_round: Callable[[], None] | None = None) -> Bat
     began = time.time()
     result = compute(graph, "round-", on_round)
     ended = time.time()
-    dictionary, counts, before, after, encoded = result
+    dictionary, counts, before, after, encoded, sums = result
     encoded = min(max(encoded, began), ended)  # clocks of other machines may differ
     return BatchResult(
         dictionary,
@@ -343,6 +356,7 @@ def run_batch(graph: Delayed, on_round: Callable[[], None] | None = None) -> Bat
         int(np.count_nonzero(counts == 0)),
         encoded - began,
         ended - encoded,
+        sums,
     )
 
 

@@ -1,4 +1,4 @@
-"""Reading activations in the layouts people have: one small module per format, and a registry that picks.
+"""Reading activations in common layouts: one small module per format, and a registry that picks one.
 
 May know stores and file formats; no Dask, no fits.
 """

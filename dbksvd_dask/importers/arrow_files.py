@@ -16,7 +16,7 @@ import numpy as np
 from dbksvd_dask.errors import InputError, StoreError, brief
 from dbksvd_dask.importers.base import Array, ArrayInfo, Cursor, Hints, SourceFile, forget_pages
 
-# decoded at once from Parquet; Arrow needs several times as much while it does
+# decoded at once from Parquet; Arrow needs several times as much meanwhile
 BLOCK_BYTES = 1 << 20
 
 
@@ -76,7 +76,7 @@ def _list_length(pa: Any, column: Any, label: str) -> int:
 
 
 class _ArrowSource(SourceFile):
-    """What IPC and Parquet share: arrays from the types of the columns and the first entry."""
+    """Common base of IPC and Parquet: arrays from the types of the columns and the first entry."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -91,7 +91,7 @@ class _ArrowSource(SourceFile):
             try:
                 first = self._first(field.name)
             except InputError:
-                continue  # a ragged or empty column cannot be imported, but need not be in the way
+                continue  # a ragged or empty column cannot be imported, but does not block the others
             self.arrays[field.name] = ArrayInfo((n_items, *first.shape[1:]), first.dtype.name)
 
     def _first(self, name: str) -> Array:
@@ -111,7 +111,7 @@ class _ArrowSource(SourceFile):
 
 @dataclass
 class _Place:
-    """Where the reading of a column is: the batch it is in, and no other."""
+    """The position in a column: its current batch, and no other."""
 
     reader: Any
     batch: int = -1
@@ -149,9 +149,9 @@ class IpcFile(_ArrowSource):
         return opened(self._pa.py_buffer(self._map), options=options)
 
     def _count_rows(self, n_batches: int | None) -> list[int]:
-        """Return the rows of each batch from the metadata alone; a stream must come to its proper end.
+        """Return the rows of each batch from the metadata alone; a stream must end properly.
 
-        A file is a stream between its marks, so both are gone through in the same way.
+        A file is a stream between its marks, so both are read in the same way.
         """
         ipc, source = self._pa.ipc, self._pa.BufferReader(self._pa.py_buffer(self._map))
         source.seek(8 if self._is_file else 0)
@@ -162,11 +162,11 @@ class IpcFile(_ArrowSource):
             try:
                 message = ipc.read_message(source)
             except EOFError:
-                # raised at the end of the data too: only when there is an end mark, it was read over
+                # also raised at the end of the data: only if there is an end mark has it been read
                 if n_batches is None and source.tell() > place:
                     break
                 raise StoreError(
-                    f"{self.path} has no end mark after {sum(counts)} readable rows: whoever wrote it did not "
+                    f"{self.path} has no end mark after {sum(counts)} readable rows: its writer did not "
                     "finish; write it again, and close the writer"
                 ) from None
             if message.type == "record batch":
@@ -180,10 +180,10 @@ class IpcFile(_ArrowSource):
         if place is None or batch < place.batch:  # a stream goes forward only
             place = self._places[name] = _Place(self._open([self._schema.get_field_index(name)]))
         if batch != place.batch:
-            place.column = None  # first, or two are in memory
+            place.column = None  # first, or two would be in memory
             try:
                 place.column = self._next(place, batch)
-                place.column.validate()  # Arrow trusts offsets and ends the process where they are wrong
+                place.column.validate()  # Arrow does not check offsets and crashes where they are wrong
             except self._damage as error:
                 first = int(self._starts[batch])
                 raise StoreError(
@@ -217,7 +217,7 @@ class IpcFile(_ArrowSource):
         return out
 
     def close(self) -> None:
-        """Let go of the batches; the map closes with the last of them."""
+        """Release the batches; the map closes with the last of them."""
         self._places = {}
 
 
@@ -270,7 +270,7 @@ class ParquetFile(_ArrowSource):
             if len(block):
                 yield first, block
             first += len(block)
-        # nobody asks for more than was promised
+        # no caller reads beyond the stated length
         raise StoreError(f"{self.path} is damaged: it ends after entry {first} of {name}, not {info.shape[0]}")
 
     def read_items(self, name: str, start: int, stop: int) -> Array:

@@ -1,4 +1,4 @@
-"""What every source file offers: named arrays, and their rows in any order, a bounded number at a time."""
+"""The interface of every source file: named arrays, and their rows in any order, a bounded number at a time."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from dbksvd_dask.importers.spans import Span, fill_from
 from dbksvd_dask.store.dtypes import BFLOAT16, ROW_DTYPES
 
 Array = npt.NDArray[Any]
-# two bytes that NumPy has no name for: so it saves bfloat16
+# two bytes that NumPy cannot name: how it saves bfloat16
 NAMELESS = "void16"
 
 
 @dataclass(frozen=True)
 class Hints:
-    """What the user said about files that do not describe themselves.
+    """What the user states about files that do not describe themselves.
 
     Attributes
     ----------
@@ -50,22 +50,22 @@ class ArrayInfo:
 
     @property
     def is_rows(self) -> bool:
-        """Tell whether this can be activations: 2-D or 3-D floating-point numbers, of one feature or more."""
+        """Return whether this can be activations: 2-D or 3-D floating-point numbers, of one feature or more."""
         return self._has_rows and self.dtype in ROW_DTYPES
 
     @property
     def may_be_rows(self) -> bool:
-        """Tell whether this can be activations once the user has said what its numbers are."""
+        """Return whether this can be activations once the user has stated what its numbers are."""
         return self._has_rows and self.dtype in (*ROW_DTYPES, NAMELESS)
 
     @property
     def is_mask(self) -> bool:
-        """Tell whether this holds booleans or integers."""
+        """Return whether this holds booleans or integers."""
         return self.dtype.startswith(("bool", "int", "uint"))
 
     @property
     def is_numbers(self) -> bool:
-        """Tell whether this holds plain numbers."""
+        """Return whether this holds plain numbers."""
         return self.is_mask or self.dtype.startswith("float") or self.dtype == BFLOAT16
 
     @property
@@ -74,7 +74,7 @@ class ArrayInfo:
 
 
 class SourceFile(ABC):
-    """One file, or one folder that counts as one, with named arrays.
+    """One file, or one folder treated as one, with named arrays.
 
     Attributes
     ----------
@@ -89,14 +89,14 @@ class SourceFile(ABC):
 
     @property
     def outside(self) -> dict[str, str]:
-        """Arrays whose values lie in other files, which are not read, each with the place that is named."""
+        """Arrays whose values are in other files, which are not read, each with the name of that file."""
         return {}
 
     @abstractmethod
     def read_items(self, name: str, start: int, stop: int) -> Array:
         """Read entries [start, stop) along the first axis, in native byte order.
 
-        What is bfloat16 or `NAMELESS` comes as its uint16 bits.
+        Deliver bfloat16 and `NAMELESS` as uint16 bits.
         """
 
     def read_rows(self, name: str, start: int, stop: int, out: Array | None = None) -> Array:
@@ -109,7 +109,7 @@ class SourceFile(ABC):
         start, stop : int
             Range of rows after flattening.
         out : ndarray of shape (stop - start, n_features), optional
-            Where to put them.
+            Filled with them.
         """
         shape = self.arrays[name].shape
         per_item = math.prod(shape[1:-1])
@@ -122,7 +122,7 @@ class SourceFile(ABC):
         return out
 
     def span(self, name: str, start: int, stop: int) -> Span | None:
-        """Return where flattened rows [start, stop) lie as plain bytes; None when they have to be decoded."""
+        """Return where flattened rows [start, stop) are as plain bytes; None if they have to be decoded."""
         return None
 
     def identity(self) -> tuple[int, int]:
@@ -131,13 +131,13 @@ class SourceFile(ABC):
         return status.st_size, status.st_mtime_ns
 
     def close(self) -> None:  # noqa: B027 - most formats hold nothing open
-        """Let go of whatever is open."""
+        """Release open files."""
 
 
 class Region:
-    """An array that lies in a file as plain bytes in C order, read by position.
+    """An array that is plain bytes of a file, in C order, read by position.
 
-    Not a memory map: mapped pages count as memory of the process, and the promise is a bounded one.
+    Not a memory map: mapped pages count as memory of the process, which is promised to be bounded.
     """
 
     def __init__(self, path: str, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
@@ -164,7 +164,7 @@ class Region:
         return out
 
     def span(self, start: int, stop: int) -> Span | None:
-        """Return where rows [start, stop) lie; None when their bytes are in another order than the machine's."""
+        """Return where rows [start, stop) are; None if their byte order is not native."""
         if not self.dtype.isnative:
             return None
         return Span(self.path, self.offset + start * self.row_bytes, (stop - start) * self.row_bytes)
@@ -184,7 +184,7 @@ def require_bytes(path: str, offset: int, shape: tuple[int, ...], dtype: np.dtyp
 
 
 def forget_pages(mapped: mmap.mmap) -> None:
-    """Let go of the pages of a map that were read: they count as memory of this process until then."""
+    """Release the pages of a map that were read: until then they count as memory of this process."""
     if hasattr(mapped, "madvise"):  # the file cache keeps them anyway
         mapped.madvise(mmap.MADV_DONTNEED)
 
@@ -208,7 +208,7 @@ class RegionFile(SourceFile):
         return region.read(start, stop, region.shape[-1:], out)
 
     def span(self, name: str, start: int, stop: int) -> Span | None:
-        """Return where flattened rows [start, stop) lie."""
+        """Return where flattened rows [start, stop) are."""
         return self._regions[name].span(start, stop)
 
     def close(self) -> None:
@@ -218,14 +218,14 @@ class RegionFile(SourceFile):
 
 
 class Cursor:
-    """Reads entries from a source that comes in blocks, forward; keeps the block it is in.
+    """Reads entries forward from a source that comes in blocks; keeps the current block.
 
     Parameters
     ----------
     open_at : callable
-        Given an entry, returns an iterator of (first entry, block) that starts at or before it.
+        Called with an entry; returns an iterator of (first entry, block) that starts at or before it.
     seekable : bool
-        Whether `open_at` gets near an entry without reading what is before.
+        Whether `open_at` starts near an entry without reading what precedes it.
     """
 
     def __init__(self, open_at: Callable[[int], Iterator[tuple[int, Array]]], seekable: bool = True) -> None:
@@ -245,7 +245,7 @@ class Cursor:
                 return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def close(self) -> None:
-        """Stop in the middle of whatever is being read."""
+        """Stop reading."""
         if isinstance(self._blocks, Generator):
             self._blocks.close()
         self._blocks, self._first, self._block = None, 0, np.empty(0)

@@ -24,7 +24,7 @@ OPEN_FILES = 4
 
 @dataclass(frozen=True)
 class Member:
-    """One file of a collection: where it is, the shape of its main array, and what tells it from its past.
+    """One file of a collection: where it is, the shape of its main array, and its identity.
 
     The identity is two integers, which go into the description of an unfinished job: rows of a file that changed
     must not be mixed with those it had before. See `SourceFile.identity`.
@@ -54,13 +54,13 @@ class Collection:
     source : path or glob pattern
         See `find_files`.
     array : str, optional
-        Name of the main array in files that hold several; default: the only one that can be meant.
+        Name of the main array in files that hold several; default: the only candidate.
     aligned : sequence of str
         Names of arrays of the same files with one entry per row (or per sequence: repeated for its rows).
     hints : Hints
         For files that do not describe themselves.
     format : str, optional
-        When the file names do not tell.
+        When file names do not show it.
     exclude : path, optional
         A store that is being written; see `find_files`.
 
@@ -116,7 +116,7 @@ class Collection:
 
     @property
     def in_sequences(self) -> bool:
-        """Tell whether the main array has a token axis."""
+        """Return whether the main array has a token axis."""
         return len(self.members[0].shape) == 3
 
     # -- opening ----------------------------------------
@@ -152,13 +152,13 @@ class Collection:
                 )
 
     def _hinted(self, info: ArrayInfo, kinds: str) -> ArrayInfo:
-        """Take two-byte numbers of these kinds for bfloat16 when the user says so."""
+        """Treat two-byte numbers of these kinds as bfloat16 if the user says so."""
         said = self._hints.dtype is not None and plain_name(self._hints.dtype) == BFLOAT16
         two_bytes = {NAMELESS: "V", "uint16": "u", "int16": "i"}
         return ArrayInfo(info.shape, BFLOAT16) if said and two_bytes.get(info.dtype, "-") in kinds else info
 
     def _check_hints(self) -> None:
-        """Refuse what the user said of the files when it is not so: it would be passed over in silence."""
+        """Refuse wrong statements of the user about the files, which would otherwise be ignored."""
         kinds = " and ".join(dict.fromkeys(member.format for member in self.members))
         dtype, width = self._hints.dtype, self._hints.n_features
         if dtype is not None and plain_name(dtype) not in self._dtypes:
@@ -177,7 +177,7 @@ class Collection:
         if natural is None:
             known = ", ".join(sorted(n for n in file.arrays if n != self.array)) or "none"
             raise InputError(f"{member.path} has no array `{name}` to align; it has: {known}")
-        info = self._hinted(natural, "V")  # integers beside the rows are what they say: labels, token ids
+        info = self._hinted(natural, "V")  # integers beside the rows stay integers: labels, token ids
         label = f"`{name}` of {member.path}"
         _refuse_nameless(label, info)
         if not info.is_numbers:
@@ -235,7 +235,7 @@ class Collection:
         return out
 
     def spans(self, start: int, stop: int) -> list[Span] | None:
-        """Return where rows [start, stop) of the main array lie as plain bytes; None when some need decoding."""
+        """Return where rows [start, stop) of the main array are as plain bytes; None if some need decoding."""
         found = [self._file(f).span(str(self.array), a, b) for f, a, b in self.pieces(start, stop)]
         spans = [span for span in found if span is not None]
         return spans if len(spans) == len(found) else None
@@ -323,7 +323,7 @@ def _require_rows(path: str, arrays: dict[str, ArrayInfo], name: str) -> str:
 
 
 def _refuse_outside(file: SourceFile, names: Sequence[str]) -> None:
-    """Refuse arrays that would make an import read files which nobody has named."""
+    """Refuse arrays that would make an import read files that were not named."""
     for name in names:
         if name in file.outside:
             raise InputError(

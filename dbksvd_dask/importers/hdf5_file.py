@@ -9,7 +9,7 @@ import numpy as np
 from dbksvd_dask.errors import InputError, StoreError, brief
 from dbksvd_dask.importers.base import Array, ArrayInfo, Hints, SourceFile, numeric_name, readable
 
-# what h5py raises when the file contradicts itself
+# what h5py raises for an inconsistent file
 _DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError)
 
 
@@ -49,7 +49,7 @@ class Hdf5File(SourceFile):
         return self._outside
 
     def _add_indirect(self) -> None:
-        """Add virtual datasets of this very file where something in it leads out of it: they may lead there."""
+        """Add virtual datasets of this file if anything in it refers to another file: they may refer there too."""
         from h5py import ExternalLink
 
         ways = [link.filename for link in self._links() if isinstance(link, ExternalLink)]
@@ -59,7 +59,7 @@ class Hdf5File(SourceFile):
                 self._outside[name] = ways[0]
 
     def _links(self) -> list[Any]:
-        """Every link of the file that is not a name of an object in it."""
+        """Yield every link of the file that is not a name of an object in it."""
         found: list[Any] = []
         self._file.visititems_links(lambda _, link: found.append(link))
         return found
@@ -81,7 +81,7 @@ class Hdf5File(SourceFile):
 
 
 def _elsewhere(dataset: Any) -> str:
-    """File in which a dataset keeps values, if that is another one: external storage, or a virtual source."""
+    """Return the other file in which a dataset keeps values, if any: external storage, or a virtual source."""
     names = [entry[0] for entry in dataset.external or ()]
     if dataset.is_virtual:
         names += [source.file_name for source in dataset.virtual_sources() if source.file_name != "."]

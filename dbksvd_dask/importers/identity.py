@@ -1,6 +1,6 @@
-"""Telling whether a folder or a remote store is still what it was, without reading its content.
+"""Detecting whether a folder or a remote store has changed, without reading its content.
 
-The answer is two whole numbers that JSON keeps as they are: the bytes in all, and a hash folded into an integer.
+The result is two integers that JSON preserves: the total bytes, and a hash folded into an integer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def of_folder(path: str) -> tuple[int, int]:
 
 
 def of_remote(path: str) -> tuple[int, int]:
-    """Identify a remote store by what its filesystem tells of every object: name, size, tag or time.
+    """Identify a remote store by what its filesystem reports of every object: name, size, tag or time.
 
     A server that lists names only is asked about the metadata of the store one by one.
     """

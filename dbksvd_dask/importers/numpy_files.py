@@ -30,7 +30,7 @@ from dbksvd_dask.importers.spans import Span
 
 # what an archive raises when it is damaged, encrypted or of a kind that Python cannot unpack
 _UNPACKING = (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, OSError, EOFError)
-# one read of a compressed member; large enough to be quick, small against a chunk
+# one read of a compressed member; large enough to be fast, small compared to a chunk
 BLOCK_BYTES = 1 << 22
 
 
@@ -71,7 +71,7 @@ class FortranFile(SourceFile):
         return rows.astype(rows.dtype.newbyteorder("="), copy=False)
 
     def close(self) -> None:
-        """Let go of the map; it is made again when needed."""
+        """Release the map; it is recreated when needed."""
         self._map = None
 
 
@@ -179,7 +179,7 @@ class NpzFile(SourceFile):
         return super().read_rows(name, start, stop, out)
 
     def span(self, name: str, start: int, stop: int) -> Span | None:
-        """Return where flattened rows [start, stop) lie; None in a compressed member."""
+        """Return where flattened rows [start, stop) are; None in a compressed member."""
         return self._regions[name].span(start, stop) if name in self._regions else None
 
     def close(self) -> None:

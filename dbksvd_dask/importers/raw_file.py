@@ -19,14 +19,14 @@ from dbksvd_dask.store.dtypes import BFLOAT16
 
 
 def description_of(path: str, needed: bool = True) -> dict[str, Any]:
-    """Return the description that lies beside a raw file; empty when there is none.
+    """Return the description beside a raw file; empty if there is none.
 
     Parameters
     ----------
     path : str
         The raw file.
     needed : bool
-        Whether to refuse a description that cannot be read; otherwise it is taken for something else.
+        Whether to refuse a description that cannot be read; otherwise it is ignored.
     """
     stem = os.path.splitext(path)[0]
     for candidate in (f"{path}.json", f"{stem}.json", f"{stem}.meta"):
@@ -44,7 +44,7 @@ def description_of(path: str, needed: bool = True) -> dict[str, Any]:
 
 
 def open_raw(path: str, hints: Hints) -> SourceFile:
-    """Open a raw file with the description beside it; options of the user go first."""
+    """Open a raw file with the description beside it; the user's hints take precedence."""
     given = description_of(path, needed=hints.dtype is None or hints.n_features is None)
     shape = None if given.get("shape") is None else _sizes(path, "shape", given["shape"], 1)
     if hints.n_features is not None:

@@ -1,4 +1,4 @@
-"""Which module reads what: by extension, by the content of a folder, or as the user says."""
+"""Which module reads what: by extension, by the content of a folder, or as the user states."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Format:
     name : str
         Its name as a `format`.
     extensions : tuple of str
-        File names that end so are of this format.
+        Endings of file names of this format.
     opener : str
         "module:function" that opens a file; imported when used.
     """
@@ -49,7 +49,7 @@ FORMATS = {
         Format("zarr", (".zarr",), f"{_HERE}.zarr_file:open_zarr_file"),
     )
 }
-# what a run that was stopped may leave: unfinished work, and a store on its way out
+# what a stopped run may leave: unfinished work, and a store that was replaced
 _LEFT_OVER = (atomic.PARTIAL_SUFFIX, atomic.REPLACED_SUFFIX)
 _ZARR_FILES = ("zarr.json", ".zgroup", ".zarray")
 
@@ -64,7 +64,7 @@ def natural_key(name: str) -> list[tuple[int, int, str]]:
 
 
 def format_of(path: str) -> str | None:
-    """Return the name of the format of a file or folder; None when it cannot be told."""
+    """Return the name of the format of a file or folder; None if unknown."""
     if is_remote(path) or any(os.path.exists(os.path.join(path, f)) for f in _ZARR_FILES):
         return "zarr"
     return _by_extension(path)
@@ -78,7 +78,7 @@ def _by_extension(path: str) -> str | None:
 def find_files(
     source: PathLike, format: str | None = None, exclude: PathLike | None = None
 ) -> list[tuple[str, str]]:
-    """List the files that a source stands for, in natural order, each with its format.
+    """List the files of a source, in natural order, each with its format.
 
     Parameters
     ----------
@@ -86,10 +86,10 @@ def find_files(
         A file, a folder (Zarr, a saved Hugging Face dataset or a folder of shards of one, or files of one
         format), a pattern such as ``acts_*.npy``, or the URL of a Zarr store.
     format : str, optional
-        Name of the format when the file name does not tell it; one of `FORMATS`.
+        Name of the format when the file name does not show it; one of `FORMATS`.
     exclude : path, optional
-        A store that is being written: passed over in folders and patterns, with all that is in it. Unfinished
-        work (`*.partial`) always is.
+        A store that is being written: skipped in folders and patterns, with all its content. Unfinished
+        work (`*.partial`) is always skipped.
 
     Returns
     -------
@@ -126,13 +126,13 @@ def _expand(text: str, exclude: str | None) -> list[str]:
 
 
 def _is_ours(path: str, exclude: str | None) -> bool:
-    """Tell whether a path is left over from unfinished work, or is (in) the store that is being written."""
+    """Return whether a path is left over from unfinished work, or is (in) the store that is being written."""
     if path.rstrip("/").endswith(_LEFT_OVER):
         return True
     real = os.path.realpath(path)
     if exclude is None or not real.startswith(exclude):
         return False
-    # its unfinished work lies beside it: EXCLUDE.partial, EXCLUDE.scan.partial
+    # its unfinished work is beside it: EXCLUDE.partial, EXCLUDE.scan.partial
     beside = real[len(exclude) :].split("/")[0]
     return beside == "" or (beside.startswith(".") and beside.endswith(_LEFT_OVER))
 

@@ -1,7 +1,7 @@
 """safetensors files, bfloat16 included, without torch: a JSON header, then plain bytes.
 
 The header is parsed here, not by the library: an import reads rows by their place in the file, which the library
-does not tell, and must not load a file of many gigabytes.
+does not expose, and must not load a file of many gigabytes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which rows are kept: by mask, by place in the sequence, by value, by norm.
 
-Rules that look at the rows need a pass over the data before the first row is written. The pass goes block by
-block, leaves its findings on disk and can be interrupted like the import itself.
+Rules that depend on values need a pass over the data before the first row is written. The pass goes block by
+block, stores its findings on disk and can be interrupted like the import itself.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ class Rules:
 
     @property
     def keep_all(self) -> bool:
-        """Tell whether no rule can leave a row out."""
+        """Return whether no rule can leave a row out."""
         return not (self.mask or self.mask_array or self.drop_first_token or self.reads_rows)
 
     @property
     def reads_rows(self) -> bool:
-        """Tell whether a rule looks at the rows themselves."""
+        """Return whether a rule depends on the values of rows."""
         return self.drop_outliers is not None or self.nonfinite == "drop"
 
 
@@ -77,7 +77,7 @@ class Selection:
     rules : Rules
         What to leave out.
     folder : str
-        Where the findings of the pass lie.
+        Where the findings of the pass are stored.
     block_rows : int
         Rows of one block of the pass.
     """
@@ -107,7 +107,7 @@ class Selection:
     # -- the pass ----------------------------------------
 
     def scan(self, on_block: Callable[[int], None] | None = None) -> int:
-        """Look at every block that was not looked at yet; return how many those were.
+        """Scan every block that is not scanned yet; return how many.
 
         Parameters
         ----------
@@ -126,7 +126,7 @@ class Selection:
         return len(missing)
 
     def _is_scanned(self, ledger: atomic.Ledger, block: int) -> bool:
-        """Tell whether the findings of a block are there as they were written."""
+        """Return whether the findings of a block exist as they were written."""
         try:
             checksums = ledger.read(block)["crc32"]
             found = {name: zlib.crc32(paths.read_bytes(paths.join(self.folder, name))) for name in checksums}
@@ -173,7 +173,7 @@ class Selection:
                 self.dropped[name] = self.dropped.get(name, 0) + count
         kept = np.array([finding["kept"] for finding in findings], np.int64)
         if self.rules.drop_outliers is not None and kept.sum():
-            # neither NaN nor what was left out has a say in it
+            # without NaN and without rows that were left out
             median = exact_median([n[n >= 0] for n in map(self._norms, range(self.n_blocks))])
             self._limit = np.float32(self.rules.drop_outliers * median)
             final = np.array([self._keep(block).sum() for block in range(self.n_blocks)], np.int64)
@@ -191,7 +191,7 @@ class Selection:
         rows = min(self.block_rows, self.rows.n_rows - block * self.block_rows)
         keep = np.unpackbits(self._load(f"keep-{block:08d}.npy"), count=rows).astype(bool)
         if self.rules.drop_outliers is not None:
-            # NaN stays: what becomes of rows that are not finite is for their own rule to say
+            # NaN stays: rows that are not finite have a rule of their own
             keep &= ~(self._norms(block) > self._limit)
         return keep
 
@@ -210,7 +210,7 @@ class Selection:
     # -- reading what is kept ----------------------------------------
 
     def source_ranges(self, start: int, stop: int) -> list[tuple[int, int, Mask | None]]:
-        """Say which rows of the files are the kept rows [start, stop).
+        """Return which rows of the files are the kept rows [start, stop).
 
         Returns
         -------

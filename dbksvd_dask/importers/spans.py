@@ -1,4 +1,4 @@
-"""Rows that lie in files just as they are stored: places of bytes, which any thread can read on its own."""
+"""Rows that files hold just as they are stored: byte ranges, which any thread can read independently."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class SpanReader:
         self._close()
 
     def fill(self, first: int, rows: npt.NDArray[Any]) -> None:
-        """Put the rows from `first` on into a C-contiguous array of shape (n, ...).
+        """Fill a C-contiguous array of shape (n, ...) with the rows from `first`.
 
         Raises
         ------
@@ -82,7 +82,7 @@ class SpanReader:
 
 
 def fill_from(fd: int, offset: int, target: npt.NDArray[Any], path: str) -> None:
-    """Fill a C-contiguous array with the bytes of an open file from `offset` on."""
+    """Fill a C-contiguous array with the bytes of an open file, starting at `offset`."""
     n = read_at(fd, bytes_of(target), offset)
     if n < target.nbytes:
         raise StoreError(f"{path} is truncated: it ended at byte {offset + n}")

@@ -11,7 +11,7 @@ import numpy as np
 from dbksvd_dask.errors import InputError, StoreError
 from dbksvd_dask.importers.base import Array, ArrayInfo, Hints, SourceFile
 
-# dtypes that NumPy has under the same name; bfloat16 goes by its bits
+# dtypes that NumPy has under the same name; bfloat16 is read as bits
 KNOWN = ("float16", "float32", "float64", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "bool")
 
 
@@ -39,7 +39,7 @@ class TorchFile(SourceFile):
                 return self._torch.load(self.path, mmap=True, **options)
             except RuntimeError:  # a file in the format before torch 1.6 cannot be mapped
                 return self._torch.load(self.path, **options)
-        except pickle.UnpicklingError as error:  # its text advises to let the code of the file run
+        except pickle.UnpicklingError as error:  # its message advises to run code of the file
             raise StoreError(
                 f"{self.path} cannot be loaded as tensors (weights only): it holds other objects, or is damaged; "
                 "save the tensors alone, with torch.save or np.save"

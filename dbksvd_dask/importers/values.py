@@ -1,4 +1,4 @@
-"""Looking at numbers as they are stored: which rows are not finite, how long the rows are."""
+"""Checks of stored numbers: which rows are not finite, and the norms of rows."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def nonfinite_rows(rows: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.intp]:
     blocks = _blocks(rows, BLOCK_BYTES)
     for start in blocks:
         # As integers, what is not finite is the largest of its sign: two searches for a maximum, and no copy.
-        # np.isfinite is several times slower on float16, and does not know bfloat16.
+        # np.isfinite is several times slower on float16, and does not support bfloat16.
         part = slice(start, start + blocks.step)
         if signed[part].max(initial=0) >= int(exponent) or bits[part].max(initial=0) >= negative:
             found.append(start + np.flatnonzero(((bits[part] & exponent) == exponent).any(axis=1)))
@@ -76,7 +76,7 @@ def row_norms(rows: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.float32]:
 
 
 def exact_median(parts: list[npt.NDArray[np.float32]]) -> float:
-    """Return the lower median of non-negative numbers given in parts, without putting them side by side.
+    """Return the lower median of non-negative numbers given in parts, without concatenating them.
 
     The bits of non-negative floats sort as the numbers do, so two counts of 16 bits each find it.
 

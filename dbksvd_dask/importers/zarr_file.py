@@ -40,7 +40,7 @@ class ZarrFile(SourceFile):
 
     def read_items(self, name: str, start: int, stop: int) -> Array:
         """Read entries [start, stop) along the first axis."""
-        if self._own:  # through the reader, which notices a chunk that is missing
+        if self._own:  # through the reader, which detects a missing chunk
             reader = self._reader(name)
             return reader.read_stored(start, stop).reshape(-1, *reader.row_shape)
         try:
@@ -52,7 +52,7 @@ class ZarrFile(SourceFile):
         return block.astype(block.dtype.newbyteorder("="), copy=False)
 
     def identity(self) -> tuple[int, int]:
-        """Return what tells the content of this store: of an own one its fingerprint, else all its files."""
+        """Return what identifies the content of this store: the fingerprint of one of ours, else all its files."""
         if self._own:
             return 0, fold(self._reader("activations").fingerprint)
         return of_remote(self.path) if paths.is_remote(self.path) else of_folder(self.path)

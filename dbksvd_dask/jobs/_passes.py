@@ -1,4 +1,4 @@
-"""The passes of a shuffle: scratch files of two, or rows picked straight out of the source in one."""
+"""The passes of a shuffle: two through scratch files, or one that picks rows straight from the source."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SLAB_BYTES = 1 << 22
 
 
 def scratch_folder(path: str, scratch: PathLike | None) -> str:
-    """Return where pass 1 lays its segments: beside the result, or in a local folder for a remote one."""
+    """Return where pass 1 writes its segments: beside the result, or in a local folder for a remote one."""
     if scratch is None and not paths.is_remote(path):
         return f"{path}.scratch{atomic.PARTIAL_SUFFIX}"
     home = tempfile.gettempdir() if scratch is None else os.fspath(scratch)
@@ -47,7 +47,7 @@ def write_permuted(path: str, rows: npt.NDArray[Any], order: npt.NDArray[np.int6
 
 
 def read_at(path: str, offset: int, target: npt.NDArray[Any]) -> None:
-    """Fill a C-contiguous array with the bytes of a file from `offset` on."""
+    """Fill a C-contiguous array with the bytes of a file, starting at `offset`."""
     with open(path, "rb", buffering=0) as file:
         n = _system.read_at(file.fileno(), bytes_of(target), offset)
     if n < target.nbytes:
@@ -58,7 +58,7 @@ def read_at(path: str, offset: int, target: npt.NDArray[Any]) -> None:
 
 
 def may_pick(main: RowReader, aligned: Mapping[str, RowReader]) -> bool:
-    """Tell whether a store is worth picking rows from, by its kind, its size and the memory there is."""
+    """Return whether a store is worth picking rows from, by its kind, its size and the available memory."""
     beside = sum(reader.nbytes for reader in aligned.values())
     row_bytes = main.n_features * main.stored.itemsize
     return fits_one_pass(main.n_samples, row_bytes, beside, memory_for_files()) and can_pick(main)
@@ -69,7 +69,7 @@ MOST_MAPPED_BYTES = 3 * MIN_BLOCK_BYTES
 
 
 class ChunkPicker:
-    """Gives the rows of any chunk in the order of the result; `close` it.
+    """Delivers the rows of any chunk in the order of the result; `close` it.
 
     Holds the order of every block and the aligned arrays in memory; `fits_one_pass` keeps both small.
 
@@ -99,7 +99,7 @@ class ChunkPicker:
         self._main = RowPicker(main, MOST_MAPPED_BYTES)
 
     def sources(self, chunk: int) -> npt.NDArray[np.int64]:
-        """Return which row of the source each row of a chunk is; from one thread."""
+        """Return which row of the source each row of a chunk is; from one thread only."""
         bucket, first = self._plan.bucket_of(chunk), chunk * self._plan.chunk_rows
         if bucket != self._bucket:
             self._of_bucket = self._plan.sources(bucket, self._orders, self._counts)
@@ -108,11 +108,11 @@ class ChunkPicker:
         return self._of_bucket[start : start + self._plan.chunk_rows]
 
     def fill(self, sources: npt.NDArray[np.int64], rows: npt.NDArray[Any]) -> None:
-        """Put those rows of the source into an array of shape (len(sources), n_features); from any thread."""
+        """Fill an array of shape (len(sources), n_features) with these rows of the source; thread-safe."""
         self._main.pick(sources, rows)
 
     def aligned(self, sources: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
-        """Return what is aligned to those rows; from any thread."""
+        """Return what is aligned to these rows; thread-safe."""
         return {name: whole[sources] for name, whole in self._aligned.items()}
 
     def close(self) -> None:

@@ -40,7 +40,7 @@ LOCAL_WINDOW = 256
 def encode_unit(
     reader: RowReader, unit: int, D: np.ndarray, gram: np.ndarray, how: EncodePlan, writer: CodesWriter
 ) -> UnitWritten:
-    """Encode one unit of a store and write it; what comes back is a few bytes.
+    """Encode one unit of a store and write it; return only a few bytes.
 
     Writing is the one side effect of a task here: a unit that is run twice writes the same bytes twice.
     """
@@ -65,7 +65,7 @@ def encode_unit(
 
 
 def _narrow(coefficient: np.ndarray, dtype: str) -> np.ndarray:
-    """Bring coefficients to the dtype of the store, refusing those that do not fit."""
+    """Convert coefficients to the dtype of the store; refuse those that do not fit."""
     limit = float(np.finfo(dtype).max)
     largest = float(np.abs(coefficient).max(initial=0.0))
     if largest > limit:
@@ -83,7 +83,7 @@ def _narrow(coefficient: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def hold_dictionary(D: np.ndarray, place: Placement = CPU) -> tuple[Delayed, Delayed]:
-    """Dictionary and gram, computed once and kept where the tasks run."""
+    """Compute the dictionary and its gram once and keep them where the tasks run."""
     names = Tasks()
     dictionary, gram = dictionary_and_gram(names, D, place)
     return dask.persist(names.finish(dictionary), names.finish(gram))
@@ -92,14 +92,14 @@ def hold_dictionary(D: np.ndarray, place: Placement = CPU) -> tuple[Delayed, Del
 def build_units(
     reader: RowReader, units: Iterable[int], held: tuple[Delayed, Delayed], how: EncodePlan, writer: CodesWriter
 ) -> Iterator[Delayed]:
-    """Tasks that encode and write the units of a store, made when they are asked for."""
+    """Yield tasks that encode and write the units of a store, each built when it is requested."""
     for unit in units:
         names = Tasks()
         yield names.finish(names.call(encode_unit, "encode", (unit,), reader, unit, *held, how, writer))
 
 
 def run_units(tasks: Iterator[Delayed], on_done: Callable[[UnitWritten], None]) -> None:
-    """Run tasks on the current scheduler, a bounded number at a time; `on_done` hears of each."""
+    """Run tasks on the current scheduler, a bounded number at a time; call `on_done` with each result."""
     client = current_client()
     if client is not None:
         run.warn_of_mixed_arithmetic(client)
@@ -127,5 +127,5 @@ def _run_on_client(client: Any, tasks: Iterator[Delayed], on_done: Callable[[Uni
             for task in itertools.islice(tasks, 1):
                 running.add(client.compute(task))
     except BaseException:
-        client.cancel(list(running.futures))  # an exception keeps this frame: what is left would go on running
+        client.cancel(list(running.futures))  # an exception keeps this frame: the rest would keep running
         raise

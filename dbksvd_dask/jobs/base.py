@@ -17,14 +17,14 @@ from dbksvd_dask.errors import MismatchError, StoreError
 
 T = TypeVar("T")
 
-# where parts are loaded whole: reading is a small part of the work and goes on in the caller
+# where parts are loaded whole: reading is a small part of the work and happens in the caller
 N_THREADS = 2
 # more would only wait for one disk, and each may hold a chunk
 MOST_THREADS = 8
 
 
 def storing_threads() -> int:
-    """Return how many threads keep the cores busy with chunks: one each, at least two, as one waits at times.
+    """Return how many threads keep the cores busy with chunks: one each, at least two, since one waits at times.
 
     One more than cores was slower, also where they wait: 2.1 against 1.8 s for an import of 4 GB on two cores.
     """
@@ -39,9 +39,9 @@ def run_bounded(
     on_done: Callable[[int], None],
     n_threads: int = N_THREADS,
 ) -> int:
-    """Load the parts one after the other in this thread, and store them on others.
+    """Load parts one after the other in this thread and store them in others.
 
-    At most `n_threads` + 1 loaded parts exist at any time. When one fails, the others under way are finished and
+    At most `n_threads` + 1 loaded parts exist at any time. When one fails, the others in flight are finished and
     the error is raised.
 
     Parameters
@@ -49,11 +49,11 @@ def run_bounded(
     parts : iterable of int
         What to do, in this order.
     load : callable
-        Given a part, returns its content.
+        Called with a part; returns its content.
     store : callable
-        Given a part and its content, puts it away.
+        Called with a part and its content; stores it.
     on_done : callable
-        Told of each part that was stored, in order, in this thread.
+        Called with each stored part, in order, in this thread.
     n_threads : int
         Threads that store.
 
@@ -64,7 +64,7 @@ def run_bounded(
     """
     pending: deque[tuple[int, Future[None]]] = deque()
     count = 0
-    with ThreadPoolExecutor(n_threads) as pool:  # leaving it waits for what is under way
+    with ThreadPoolExecutor(n_threads) as pool:  # leaving it waits for parts in flight
         for part in parts:
             content = load(part)
             if len(pending) >= n_threads:
@@ -84,15 +84,15 @@ def _settle(pending: deque[tuple[int, Future[None]]], on_done: Callable[[int], N
 
 
 def begin_or_go_on(begin: Callable[[bool], T], force: bool) -> T:
-    """Go on with work that was begun; work of another description is begun anew when that is allowed.
+    """Resume unfinished work; start again if its description differs and `force` allows it.
 
     Parameters
     ----------
     begin : callable
-        Given whether to resume; raises `MismatchError` when there is something else to resume, `StoreError` when
+        Called with whether to resume; raises `MismatchError` if the unfinished work is another, `StoreError` if
         it is damaged.
     force : bool
-        Whether other work may be replaced.
+        Replace other work.
     """
     try:
         return begin(True)
@@ -103,7 +103,7 @@ def begin_or_go_on(begin: Callable[[bool], T], force: bool) -> T:
 
 
 class Buffers:
-    """Memory that is used again: touching fresh pages costs more than filling them with rows."""
+    """Reused memory: touching fresh pages costs more than filling them with rows."""
 
     def __init__(self) -> None:
         self._free: list[npt.NDArray[np.uint8]] = []
@@ -113,7 +113,7 @@ class Buffers:
         """Return an array of that shape with arbitrary content; `give` it back when done."""
         needed = math.prod(shape) * dtype.itemsize
         with self._lock:
-            # not one far too large: whoever needs that much would have to get it anew
+            # not one far too large: a caller that needs that much would have to allocate it again
             fitting = [b for b in self._free if needed <= b.nbytes <= 2 * needed]
             found = min(fitting, key=lambda b: b.nbytes) if fitting else np.empty(needed, np.uint8)
             self._free = [b for b in self._free if b is not found]

@@ -50,7 +50,7 @@ class EncodeResult:
     finished : bool
         False while parts are missing.
     samples_written, samples_kept : int
-        Samples encoded by this run, and by runs before it (of the part, if one was asked for).
+        Samples encoded by this run, and by runs before it (of the part, if one was given).
     nbytes : int
         Bytes of the codes of all samples.
     seconds : float
@@ -74,8 +74,8 @@ class EncodeResult:
 class EncodeJob:
     """The encode of one store with one dictionary, in steps that can be repeated.
 
-    `init` begins the codes store or goes on with one that was begun, `run` encodes what is missing, `finish`
-    publishes. See `encode_store` for the parameters.
+    `init` begins or resumes the codes store, `run` encodes what is missing, `finish` publishes.
+    See `encode_store` for the parameters.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class EncodeJob:
             )
 
     def _about(self, dictionary: Any) -> dict[str, Any]:
-        """Provenance kept with the codes."""
+        """Return the provenance kept with the codes."""
         stored = isinstance(dictionary, str | os.PathLike)
         known = {
             "path": redacted(paths.normalise(dictionary)) if stored else "",
@@ -135,7 +135,7 @@ class EncodeJob:
     # -- init ----------------------------------------
 
     def is_finished(self) -> bool:
-        """Tell whether these very codes are there; other ones in their place are refused."""
+        """Return whether these codes already exist; refuse other ones in their place."""
         if not paths.exists(self.path):
             return False
         if self.writer.work == self.path and CodesWriter.begun(self.path) is not None:
@@ -150,11 +150,11 @@ class EncodeJob:
         return True
 
     def is_there(self) -> bool:
-        """Tell whether these very codes are there, and are not to be replaced."""
+        """Return whether these codes already exist and are not to be replaced."""
         return not self.force and self.is_finished()
 
     def is_tidy(self) -> bool:
-        """Tell whether a killed run left nothing in the codes that are there, and no lock beside them."""
+        """Return whether a killed run left nothing in the existing codes, and no lock beside them."""
         return not leftovers(self.path) and not paths.exists(self.path + LOCK_SUFFIX)
 
     def tidy(self) -> None:
@@ -162,13 +162,13 @@ class EncodeJob:
         tidy(self.path)
 
     def init(self, *, begin_again: bool = True) -> CodesWriter:
-        """Begin the codes store, or go on with the one that was begun.
+        """Begin the codes store, or resume an unfinished one.
 
         Parameters
         ----------
         begin_again : bool
-            This run will do all of it. With `force`: throw away an unfinished one of other parameters, which must
-            not be done while other processes may be at work on it.
+            This run does everything. With `force`, discard an unfinished encode with other parameters, which must
+            not happen while other processes may be working on it.
         """
         try:
             begun = CodesWriter.begun(self.path)
@@ -196,7 +196,7 @@ class EncodeJob:
         Parameters
         ----------
         n_samples : int
-            How many there must be room for.
+            How many samples there must be room for.
         """
         if self.force and paths.exists(self.path):
             require_replaceable(self.path, CODES_FORMAT)
@@ -206,7 +206,7 @@ class EncodeJob:
             paths.remove(self.path)  # a remote has no rename: the new codes take the place at once
 
     def _place(self) -> Placement:
-        """Where the units are encoded; raises when a device was asked for that is not there."""
+        """Decide where the units are encoded; raise if the requested device is missing."""
         return place_encoding(self.dictionary, self.how.spec, self.device, _units.BLOCK_ROWS)
 
     # -- parts ----------------------------------------
@@ -269,7 +269,7 @@ class EncodeJob:
     # -- finish ----------------------------------------
 
     def finish(self) -> dict[str, Any]:
-        """Merge, publish and return the metrics; lists what is missing if anything is."""
+        """Merge, publish and return the metrics; the error lists what is missing."""
         with atomic.explain_full_disk(self.writer.work):
             self.writer.finish(overwrite=self.force)
         return dict(codes_attributes(self.path)["metrics"])
@@ -306,7 +306,7 @@ def encode_store(
 ) -> EncodeResult:
     """Encode a whole activation store with a dictionary, to a codes store.
 
-    Work that an interrupted run has done is not repeated: call it again with the same arguments.
+    An interrupted run resumes: call it again with the same arguments.
 
     Parameters
     ----------
@@ -314,9 +314,9 @@ def encode_store(
     dictionary : path of a dictionary or of the folder of a fit, a Dictionary, or a fitted DBKSVD
     path : path or URL of the codes store to write
     k, encoder, nonneg, refit, min_coefficient, rtol, encode : optional
-        How to encode; each as the dictionary was fitted when not given.
+        How to encode; default: as the dictionary was fitted.
     coefficient_dtype : {"float32", "float16"}
-        Of the stored coefficients; the metrics speak of what is stored.
+        Of the stored coefficients; the metrics describe what is stored.
     n_top : int
         Samples kept per atom, those with the largest absolute coefficients.
     part : (i, n), optional
@@ -324,12 +324,12 @@ def encode_store(
     finish : bool
         Only finish: merge and publish what the parts have written.
     resume : bool
-        Has no effect: these very codes are always recognised, and take no work.
+        Has no effect: succeeds without work if these codes already exist, with or without it.
     force : bool
         Replace what is at `path` when the new codes are complete, and begin again when an unfinished encode
         there has other parameters.
     callbacks : iterable of callables
-        Told of `JobProgress` events.
+        Called with each `JobProgress` event.
     device : {"auto", "cpu", "gpu"}
         Where the products and the pursuit run.
 
@@ -375,7 +375,7 @@ Done = tuple[int, int, dict[str, Any] | None]
 
 
 def _drive(job: EncodeJob, part: tuple[int, int] | None, finish: bool) -> Done:
-    """Do what was asked for."""
+    """Run the requested steps."""
     if job.is_there() and (part is not None or job.is_tidy()):
         return _found(job)
     if part is not None:  # parts share one target, on many machines: whatever two of them write is the same
@@ -392,24 +392,24 @@ def _found(job: EncodeJob) -> Done:
 
 
 def _encode_all(job: EncodeJob, finish: bool, lock: Lock) -> Done:
-    """Encode what is missing, unless only the end is asked for, and publish; this process holds the target."""
+    """Encode what is missing, unless only `finish` is requested, and publish; this process holds the target."""
     if finish and CodesWriter.begun(job.path) is None:
         raise StoreError(f"no encode was begun at {job.path}; run its parts first, such as part=(1, 4)")
     job.init(begin_again=not finish)
     try:
         written, kept = (0, job.plan.n_samples) if finish else job.run()
     except InputError:
-        job.writer.discard()  # the same call would fail again: nothing to go on with
+        job.writer.discard()  # the same call would fail again: nothing to resume
         raise
     lock.require_held()
     return written, kept, job.finish()
 
 
 def _encode_part(job: EncodeJob, part: tuple[int, int]) -> Done:
-    """Encode one part; whoever finishes meanwhile has needed nothing more of it."""
+    """Encode one part; if another process finishes meanwhile, it did not need this part."""
     try:
         job.init(begin_again=False)
-        if job.is_there():  # published between the look and the beginning
+        if job.is_there():  # published between the check and the beginning
             job.writer.discard()
             return _found(job)
         return *job.run(part), None

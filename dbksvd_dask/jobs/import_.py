@@ -68,7 +68,7 @@ class ImportResult:
     chunks_written, chunks_kept : int
         Chunks written by this run, and by an interrupted one before it.
     blocks_scanned : int
-        Blocks this run looked through to decide which rows are kept; 0 when no rule asks for it.
+        Blocks this run scanned to decide which rows are kept; 0 when no rule requires it.
     nbytes : int
         Bytes of the rows.
     seconds : float
@@ -89,7 +89,7 @@ class ImportResult:
 
 
 class ImportJob:
-    """An import in steps: `init` looks at the files, `run` writes the chunks that are missing, `finish` publishes.
+    """An import in steps: `init` scans the files, `run` writes missing chunks, `finish` publishes.
 
     Every step can be repeated; see `import_activations` for the parameters.
     """
@@ -141,7 +141,7 @@ class ImportJob:
     # -- init ----------------------------------------
 
     def init(self) -> ActivationWriter:
-        """Find out which rows are kept and begin the store, or go on with one that was begun."""
+        """Determine which rows are kept, and begin or resume the store."""
         job = self._identity()
         n_blocks = self.selection.n_blocks
         with atomic.explain_full_disk(self._scan_folder):
@@ -156,7 +156,7 @@ class ImportJob:
         return self._writer
 
     def is_finished(self) -> bool:
-        """Tell whether the result of this very import is there, and is not to be replaced."""
+        """Return whether the result of this import already exists and is not to be replaced."""
         return not self.force and is_finished(self.path, self._job_id())
 
     def _job_id(self) -> str:
@@ -164,7 +164,7 @@ class ImportJob:
         return job_id({"import": self._identity(), "aligned": aligned, "compressor": self.compressor})
 
     def _identity(self) -> dict[str, Any]:
-        """Describe what is imported and how, so that another run can tell whether it is the same."""
+        """Describe what is imported and how, so that another run can compare."""
         return {
             "files": [[_absolute(m.path), list(m.shape), *m.identity] for m in self.rows.members],
             "array": self.rows.array,
@@ -185,7 +185,7 @@ class ImportJob:
             if not self.force:
                 raise MismatchError(
                     f"an unfinished import to {self.path} was begun with other files or options; use the same to "
-                    "go on, or force=True to begin again"
+                    "resume, or force=True to begin again"
                 )
         paths.remove(self._scan_folder)
         if not paths.is_remote(self._scan_folder):
@@ -269,7 +269,7 @@ class ImportJob:
         return self._spans(ranges) or self._load_rows(stop - start, ranges), aligned
 
     def _spans(self, ranges: Ranges) -> list[Span] | None:
-        """Return where the rows lie as plain bytes, when all do and none is left out; nothing is read yet."""
+        """Return where the rows are as plain bytes, if all are and none is left out; read nothing yet."""
         if any(keep is not None for _, _, keep in ranges):
             return None
         found = [self.rows.spans(low, high) for low, high, _ in ranges]
@@ -375,7 +375,7 @@ def import_activations(
 ) -> ImportResult:
     """Write the activations of one or many files to an activation store.
 
-    An interrupted run resumes: call it again with the same arguments. A finished one is recognised, without work.
+    An interrupted run resumes: call it again with the same arguments. A finished one succeeds without work.
 
     Parameters
     ----------
@@ -389,7 +389,7 @@ def import_activations(
     aligned : sequence of str
         Names of further arrays with one entry per row (or per sequence), kept beside the rows.
     format : str, optional
-        When the file names do not tell; one of `dbksvd_dask.importers.FORMATS`.
+        When file names do not show it; one of `dbksvd_dask.importers.FORMATS`.
     dtype, n_features : str, int, optional
         Of raw files; dtype="bfloat16" also names two-byte numbers saved by NumPy.
     mask, mask_array, drop_first_token, drop_outliers, nonfinite
@@ -399,11 +399,11 @@ def import_activations(
     chunk_rows, compressor
         As for `create_activations`.
     force : bool
-        Replace an existing store, and begin again when an unfinished one does not fit.
+        Replace an existing store, and begin again if an unfinished one does not match.
     verify : bool
         Read every chunk back after it was written and compare it.
     callbacks : iterable of callable
-        Told of `JobProgress` events.
+        Called with each `JobProgress` event.
 
     Returns
     -------
@@ -435,7 +435,7 @@ def import_activations(
 
 
 def _import(job: ImportJob, lock: Lock, began: float) -> ImportResult:
-    """Run an import whose target this process holds; one that is finished takes no work."""
+    """Run an import whose target this process holds; succeed without work if it is finished."""
     if job.is_finished():
         job.tidy()
         return _found(job, time.perf_counter() - began)
@@ -445,18 +445,18 @@ def _import(job: ImportJob, lock: Lock, began: float) -> ImportResult:
         lock.require_held()
         job.finish()
     except InputError:
-        job.discard()  # the same call would fail again: nothing to go on with
+        job.discard()  # the same call would fail again: nothing to resume
         raise
     return _result(job, kept, written, time.perf_counter() - began)
 
 
 def _absolute(path: str) -> str:
-    """Return one spelling of a path, from whichever folder a command is run."""
+    """Return one spelling of a path, independent of the working directory."""
     return redacted(path) if paths.is_remote(path) else os.path.abspath(path)
 
 
 def _status(path: str) -> list[int]:
-    """Return size and time of change: a file that changed must not be mixed with its past."""
+    """Return size and time of change: old and new rows of a changed file must not be mixed."""
     status = os.stat(path)
     return [status.st_size, status.st_mtime_ns]
 
@@ -467,7 +467,7 @@ def _stored_name(name: str) -> str:
 
 
 def _found(job: ImportJob, seconds: float) -> ImportResult:
-    """Describe a result that was there."""
+    """Describe an existing result."""
     n_samples, width = open_rows(job.path).n_samples, job.rows.n_features
     return ImportResult(
         path=job.path,

@@ -82,8 +82,8 @@ class ShuffleResult:
 class ShuffleJob:
     """A shuffle in steps: `init`, `scatter` (pass 1), `gather` (pass 2), `finish`; each can be repeated.
 
-    A source that stays in the file cache is shuffled without scratch files: `scatter` then only reads it through,
-    and `gather` picks the rows out of it. The result is the same, and a run can go on in the other way.
+    A source that stays in the file cache is shuffled without scratch files: `scatter` then only reads it,
+    and `gather` picks rows from it. The result is the same, and either method can resume a run of the other.
 
     See `shuffle_activations` for the parameters.
     """
@@ -131,7 +131,7 @@ class ShuffleJob:
     # -- init ----------------------------------------
 
     def init(self) -> ActivationWriter:
-        """Begin the new store and the scratch folder, or go on with those that were begun."""
+        """Begin or resume the new store and the scratch folder."""
         require_free(self.path, self.force, "force")
         job = self._identity()
         begun = paths.exists(self._job_file)
@@ -139,7 +139,7 @@ class ShuffleJob:
             if not self.force:
                 raise MismatchError(
                     f"an unfinished shuffle to {self.path} was begun with another store, seed or size; use the "
-                    "same to go on, or force=True to begin again"
+                    "same to resume, or force=True to begin again"
                 )
             paths.remove(self.scratch)
         self.one_pass = self.fits_one_pass()
@@ -178,14 +178,14 @@ class ShuffleJob:
                 writer.forget(chunk)
 
     def _identity(self) -> dict[str, Any]:
-        """Describe what is shuffled and how, so that another run can tell whether it is the same."""
+        """Describe what is shuffled and how, so that another run can compare."""
         return {"source": self.reader.fingerprint, "plan": dict(self.plan.__dict__)}
 
     def _job_id(self) -> str:
         return job_id({"shuffle": self._identity(), "compressor": self.compressor})
 
     def is_finished(self) -> bool:
-        """Tell whether the result of this very shuffle is there, and is not to be replaced."""
+        """Return whether the result of this shuffle already exists and is not to be replaced."""
         return not self.force and is_finished(self.path, self._job_id())
 
     def tidy(self) -> None:
@@ -194,7 +194,7 @@ class ShuffleJob:
         paths.remove(self.scratch)
 
     def fits_one_pass(self) -> bool:
-        """Tell whether the rows could be picked out of the source now, without scratch files."""
+        """Return whether the rows could be picked out of the source now, without scratch files."""
         return may_pick(self.reader, self._aligned)
 
     def _begin_store(self, job: dict[str, Any]) -> ActivationWriter:
@@ -231,7 +231,7 @@ class ShuffleJob:
         }
 
     def _recheck_blocks(self) -> None:
-        """Find out which blocks were read, and which of them have whole segments: a power failure takes some."""
+        """Find the blocks that were read, and those whose segments are whole: a power failure may lose some."""
         self._laid = set()
         for block in self._blocks.parts():
             try:
@@ -249,7 +249,7 @@ class ShuffleJob:
             return False
 
     def missing_blocks(self) -> list[int]:
-        """Return the blocks that pass 1 has still to go through."""
+        """Return the blocks that pass 1 still has to read."""
         if self.one_pass:
             return self._blocks.missing(self.plan.n_blocks)
         return [block for block in range(self.plan.n_blocks) if block not in self._laid]
@@ -263,15 +263,15 @@ class ShuffleJob:
     # -- pass 1 ----------------------------------------
 
     def scatter(self) -> int:
-        """Read every block that was not yet and lay its segments down; return how many those were.
+        """Read every missing block and write its segments; return how many.
 
-        In one pass there are no segments, only the figure of the source; it also brings the source into memory.
+        In one pass there are no segments, only the mixing figure of the source; reading also caches the source.
         """
         if self.one_pass:
             read = self._survey()
             if in_file_cache(self.reader):
                 return read
-            self.one_pass = False  # memory went elsewhere: picking rows off the disk would take hours
+            self.one_pass = False  # the cache has lost it: picking rows from the disk would take hours
             self._recheck_blocks()
             atomic.require_space(self.scratch, self._scratch_needed())
         return self._run_blocks("scatter", self.missing_blocks(), self._load_block, self._store_block)
@@ -317,7 +317,7 @@ class ShuffleJob:
         self._laid.add(block)
 
     def _survey_block(self, block: int, _: int) -> None:
-        """Note the batch means of a block, piece by piece: little memory, which stays in the processor's cache."""
+        """Record the batch means of a block, piece by piece, which stays in the processor's cache."""
         first, stop = self.plan.bounds(block)
         row_bytes = self.reader.n_features * self.reader.stored.itemsize
         # what has to be decoded comes as whole chunks
@@ -332,7 +332,7 @@ class ShuffleJob:
     # -- pass 2 ----------------------------------------
 
     def gather(self) -> int:
-        """Write the chunks that are missing; return how many those were."""
+        """Write the missing chunks; return how many."""
         writer = self._writer or self.init()
         missing = set(writer.missing())
         buckets = sorted({self.plan.bucket_of(chunk) for chunk in missing})
@@ -395,7 +395,7 @@ class ShuffleJob:
                 continue
 
             def fill(first: int, rows: npt.NDArray[Any], part: npt.NDArray[np.int64] = part) -> None:
-                # the order is a permutation: "clip" only spares the checked copy that "raise" makes
+                # the order is a permutation: "clip" avoids the checked copy that "raise" makes
                 np.take(arrays[MAIN], part[first : first + len(rows)], axis=0, out=rows, mode="clip")
 
             beside = {name: rows[part] for name, rows in arrays.items() if name != MAIN}
@@ -433,7 +433,7 @@ class ShuffleJob:
     def finish(self) -> tuple[float | None, float | None]:
         """Publish the store, remove the scratch folder, and return the mixing figures."""
         writer = self._writer or self.init()
-        self._survey()  # only what was lost with the power since
+        self._survey()  # only what a power failure has lost since
         figures = self.mixing()
         with atomic.explain_full_disk(writer.work):
             known = {"mixing": figures[1], "mixing_before": figures[0], JOB_ID: self._job_id()}
@@ -471,13 +471,13 @@ def shuffle_activations(
     verify: bool = True,
     callbacks: Iterable[Callback] = (),
 ) -> ShuffleResult:
-    """Write the rows of a store in random order to another; aligned arrays go along.
+    """Write the rows of a store in random order to another; aligned arrays follow.
 
     Two passes over the data: the first spreads the rows of each block over buckets in a scratch folder, the
     second shuffles each bucket. Needs room for two further copies of the store, and memory for about three
-    blocks. A local uncompressed source that takes at most half of the free memory of the machine is read through
-    once, and the rows are then picked out of the file cache, in the same order: that needs room for one copy.
-    An interrupted run resumes: call it again with the same arguments. A finished one is recognised, without work.
+    blocks. A local uncompressed source that takes at most half of the free memory of the machine is read
+    once, and the rows are then picked from the file cache, in the same order: that needs room for one copy.
+    An interrupted run resumes: call it again with the same arguments. A finished one succeeds without work.
 
     Parameters
     ----------
@@ -492,13 +492,13 @@ def shuffle_activations(
     chunk_rows, compressor
         As for `create_activations`; default: the chunks of the source, uncompressed.
     scratch : path, optional
-        Local folder for what lies between the passes; default: beside the result.
+        Local folder for files between the passes; default: beside the result.
     force : bool
-        Replace an existing store, and begin again when an unfinished one does not fit.
+        Replace an existing store, and begin again if an unfinished one does not match.
     verify : bool
         Read every chunk back after it was written and compare it.
     callbacks : iterable of callable
-        Told of `JobProgress` events.
+        Called with each `JobProgress` event.
 
     Returns
     -------
@@ -537,7 +537,7 @@ def _shuffle(job: ShuffleJob, lock: Lock, began: float) -> ShuffleResult:
 
 
 def _found(job: ShuffleJob, began: float) -> ShuffleResult:
-    """Describe a result that was there."""
+    """Describe an existing result."""
     attributes: dict[str, Any] = dict(paths.open_zarr(job.path).attrs)
     figures = attributes.get("mixing_before"), attributes.get("mixing")
     return _result(job, figures, (0, job.plan.n_blocks), (0, job.plan.n_chunks), began)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dbksvd_dask.kernels._jit import inner, jit
-from dbksvd_dask.kernels.pursuit import NOISE, refit_row, refit_row_nonneg
+from dbksvd_dask.kernels.pursuit import clear_slots, find_slot, noise_floor, refit_row, refit_row_nonneg
 from dbksvd_dask.plan.encoder import EncodeSpec
 
 # Factor from one penalty to the next, and share of the first penalty at which a path ends (as in glmnet).
@@ -175,10 +175,7 @@ def _admit(w, n, products, gram, penalty, nonneg):
     before = n
     for j in range(w.p.shape[0]):
         if _size(w.p[j], nonneg) > penalty and n < w.atom.shape[0]:
-            known = False
-            for i in range(before):
-                known = known or w.atom[i] == j
-            if not known:
+            if find_slot(w.atom, 0, before, j) == before:
                 _add(w, n, j, products[j], gram[j])
                 n += 1
     return n
@@ -319,10 +316,8 @@ def lasso_tile(prods, gram, norm2, k, rtol, min_coefficient, nonneg, atom, coeff
     limit = PER_SLOT * k
     w = working_set(limit, prods.shape[1], prods.dtype)
     for i in range(prods.shape[0]):
-        for s in range(k):
-            atom[i, s] = -1
-            coefficient[i, s] = 0
-        lowest = max(min_coefficient, NOISE * np.finfo(prods.dtype).eps * np.sqrt(norm2[i]))
+        clear_slots(atom[i], coefficient[i])
+        lowest = noise_floor(min_coefficient, norm2[i], prods.dtype)
         n, penalty[i] = lasso_row(prods[i], gram, norm2[i], limit, rtol * rtol * norm2[i], lowest, nonneg, w)
         _keep_largest(w, n, atom[i], coefficient[i])
 

@@ -16,11 +16,20 @@ from __future__ import annotations
 import numpy as np
 
 from dbksvd_dask.kernels._jit import inner, jit
-from dbksvd_dask.kernels.pursuit import BLOCK, NOISE, _locate, _scan, _subtract_and_scan
+from dbksvd_dask.kernels.pursuit import (
+    BLOCK,
+    clear_slots,
+    close_enough,
+    locate,
+    noise_floor,
+    scan,
+    subtract_and_scan,
+    too_small,
+)
 from dbksvd_dask.plan.encoder import EncodeSpec
 
-# A candidate whose part outside the span of the support has a squared norm below this is a duplicate of what
-# is there already: adding it would only amplify rounding.
+# A candidate whose part outside the span of the support has a squared norm below this duplicates the support:
+# adding it would only amplify rounding.
 _MIN_PIVOT2 = 1e-6
 
 
@@ -65,18 +74,13 @@ def orthogonal_row(p, gram, norm2, k, rtol, min_coefficient, atom, coefficient, 
     W : (k, n_atoms) scratch;  pivot : (k,) float64 scratch;  z : (k,) scratch
     """
     n_used = 0
-    for s in range(k):
-        atom[s] = -1
-        coefficient[s] = 0
+    clear_slots(atom, coefficient)
     remaining = norm2
-    target = rtol * rtol * norm2
-    floor = max(np.float64(min_coefficient), NOISE * np.finfo(p.dtype).eps * np.sqrt(norm2))
-    _scan(p, False, block_max)
-    while n_used < k:
-        if rtol > 0 and remaining <= target:
-            break
-        j = _locate(p, False, block_max)
-        if abs(np.float64(p[j])) < floor or p[j] == 0:
+    floor = noise_floor(min_coefficient, norm2, p.dtype)
+    scan(p, False, block_max)
+    while n_used < k and not close_enough(rtol, remaining, norm2):
+        j = locate(p, False, block_max)
+        if too_small(p[j], floor, False):
             break
         pivot2 = np.float64(gram[j, j])
         for s in range(n_used):
@@ -92,7 +96,7 @@ def orthogonal_row(p, gram, norm2, k, rtol, min_coefficient, atom, coefficient, 
         z[n_used] = p[j] * inverse
         remaining -= np.float64(z[n_used]) * np.float64(z[n_used])
         atom[n_used] = j
-        _subtract_and_scan(p, z[n_used], row, False, block_max)
+        subtract_and_scan(p, z[n_used], row, False, block_max)
         n_used += 1
         # exactly zero in theory; rounding must not let a chosen atom be chosen again
         for s in range(n_used):

@@ -1,6 +1,7 @@
 """Matching pursuit in the gram domain: products in, sparse codes out.
 
-For one sample with products ``p = D y`` a step is::
+The encoding step of DB-KSVD (Valentin, Katz, Vanhoucke, Kochenderfer: arXiv:2505.18441). For one sample with
+products ``p = D y`` a step is::
 
     j = argmax |p|            # lowest index wins a tie
     x[j] += p[j]              # unit atoms: the product is the coefficient
@@ -9,6 +10,9 @@ For one sample with products ``p = D y`` a step is::
 so neither the sample nor its residual is touched until the support is known. The subtraction and the search
 for the next maximum are one pass: the largest |p| of each block of `BLOCK` atoms is kept on the way, then only
 the best block is searched.
+
+Two samples are pursued in turn (`LANE`). A step is bound by reading a row of the gram, and which row is known
+only after the step before it; so while the step of one sample runs, the row of the other is fetched.
 """
 
 from __future__ import annotations
@@ -28,98 +32,130 @@ NOISE = 16.0
 LANES = 2
 
 
+# ------------------------------------------------------------------------- rules that all pursuits share
+
+
 @inner
-def _scan(p, nonneg, block_max):
+def noise_floor(min_coefficient, norm2, dtype):
+    """Smallest coefficient worth taking from a sample of squared norm `norm2`."""
+    return max(min_coefficient, NOISE * np.finfo(dtype).eps * np.sqrt(norm2))
+
+
+@inner
+def too_small(a, floor, nonneg):
+    """Whether a pursuit ends before a step of size a."""
+    return abs(np.float64(a)) < floor or a == 0 or (nonneg and a < 0)
+
+
+@inner
+def close_enough(rtol, remaining, norm2):
+    """Whether a residual of squared norm `remaining` ends the pursuit of a sample of squared norm `norm2`."""
+    return rtol > 0 and remaining <= rtol * rtol * norm2
+
+
+@inner
+def find_slot(atom, first, used, j):
+    """Slot of atom j among ``atom[first:used]``; `used`, the next free one, if it has none."""
+    slot = first
+    while slot < used and atom[slot] != j:
+        slot += 1
+    return slot
+
+
+@inner
+def clear_slots(atom, coefficient):
+    """Empty all slots of one sample."""
+    for s in range(atom.shape[0]):
+        atom[s] = -1
+        coefficient[s] = 0
+
+
+# ---------------------------------------------------------------------------------- passes over the products
+
+
+@inner
+def _largest(p, b, nonneg):
+    """Largest |p| (or p) of block b; 0 where no p is positive."""
+    part = p[b * BLOCK : (b + 1) * BLOCK]
+    best = p.dtype.type(0)
+    if nonneg:
+        for t in range(part.shape[0]):
+            best = running_max(best, part[t])
+    else:
+        for t in range(part.shape[0]):
+            best = running_max_abs(best, part[t])
+    return best
+
+
+@inner
+def _subtract(p, a, g, b, nonneg):
+    """Do p -= a * g on block b and return its largest |p| (or p).
+
+    The blocks are cut here, not by the caller: a slice that is handed over counts references, 16 % of a step.
+    """
+    part = p[b * BLOCK : (b + 1) * BLOCK]
+    row = g[b * BLOCK : (b + 1) * BLOCK]
+    best = p.dtype.type(0)
+    if nonneg:
+        for t in range(part.shape[0]):
+            v = part[t] - a * row[t]
+            part[t] = v
+            best = running_max(best, v)
+    else:
+        for t in range(part.shape[0]):
+            v = part[t] - a * row[t]
+            part[t] = v
+            best = running_max_abs(best, v)
+    return best
+
+
+@inner
+def scan(p, nonneg, block_max):
     """Fill block_max with the largest |p| (or p) of each block."""
     for b in range(block_max.shape[0]):
-        part = p[b * BLOCK : (b + 1) * BLOCK]
-        best = p[0] - p[0]
-        if nonneg:
-            for t in range(part.shape[0]):
-                best = running_max(best, part[t])
-        else:
-            for t in range(part.shape[0]):
-                best = running_max_abs(best, part[t])
-        block_max[b] = best
+        block_max[b] = _largest(p, b, nonneg)
 
 
 @inner
-def _subtract_and_scan(p, a, g, nonneg, block_max):
+def subtract_and_scan(p, a, g, nonneg, block_max):
     """Do p -= a * g and fill block_max with the largest |p| (or p) of each block, in one pass."""
     for b in range(block_max.shape[0]):
-        part = p[b * BLOCK : (b + 1) * BLOCK]
-        row = g[b * BLOCK : (b + 1) * BLOCK]
-        best = a - a
-        if nonneg:
-            for t in range(part.shape[0]):
-                v = part[t] - a * row[t]
-                part[t] = v
-                best = running_max(best, v)
-        else:
-            for t in range(part.shape[0]):
-                v = part[t] - a * row[t]
-                part[t] = v
-                best = running_max_abs(best, v)
-        block_max[b] = best
+        block_max[b] = _subtract(p, a, g, b, nonneg)
 
 
 @inner
-def _locate(p, nonneg, block_max):
-    """Index of the largest |p| (or p): the lowest one among equals."""
-    best_block = 0
+def _subtract_scan_prefetch(p, a, g, nonneg, block_max, ahead):
+    """As `subtract_and_scan`, asking for the cache lines of `ahead` on the way."""
+    line = 64 // p.itemsize
+    for b in range(block_max.shape[0]):
+        for t in range(0, BLOCK, line):
+            prefetch(ahead, b * BLOCK + t)
+        block_max[b] = _subtract(p, a, g, b, nonneg)
+
+
+@inner
+def best_block(block_max):
+    """Index of the block with the largest entry, the first among equals."""
+    best = 0
     for b in range(1, block_max.shape[0]):
-        if block_max[b] > block_max[best_block]:
-            best_block = b
-    largest = block_max[best_block]
-    start = best_block * BLOCK
-    stop = min(start + BLOCK, p.shape[0])
-    for j in range(start, stop):
+        if block_max[b] > block_max[best]:
+            best = b
+    return best
+
+
+@inner
+def locate(p, nonneg, block_max):
+    """Index of the largest |p| (or p), the lowest one among equals."""
+    block = best_block(block_max)
+    largest = block_max[block]
+    start = block * BLOCK
+    for j in range(start, min(start + BLOCK, p.shape[0])):
         if p[j] == largest or (not nonneg and -p[j] == largest):
             return j
     return start
 
 
-@inner
-def _subtract_scan_prefetch(p, a, g, nonneg, block_max, ahead):
-    """As `_subtract_and_scan`, asking for the lines of `ahead` on the way."""
-    line = 64 // p.itemsize
-    for b in range(block_max.shape[0]):
-        for t in range(0, BLOCK, line):
-            prefetch(ahead, b * BLOCK + t)
-        part = p[b * BLOCK : (b + 1) * BLOCK]
-        row = g[b * BLOCK : (b + 1) * BLOCK]
-        best = a - a
-        if nonneg:
-            for t in range(part.shape[0]):
-                v = part[t] - a * row[t]
-                part[t] = v
-                best = running_max(best, v)
-        else:
-            for t in range(part.shape[0]):
-                v = part[t] - a * row[t]
-                part[t] = v
-                best = running_max_abs(best, v)
-        block_max[b] = best
-
-
-@inner
-def _choose(p, nonneg, block_max, floor, atom, coefficient, n_used):
-    """Next atom of a sample, its coefficient added: (atom, or -1 at the end; coefficient; atoms so far)."""
-    j = _locate(p, nonneg, block_max)
-    a = p[j]
-    if abs(np.float64(a)) < floor or a == 0 or (nonneg and a < 0):
-        return -1, a, n_used
-    slot = 0
-    while slot < n_used and atom[slot] != j:
-        slot += 1
-    if slot == n_used:
-        if n_used == atom.shape[0]:
-            return -1, a, n_used
-        atom[slot] = j
-        n_used += 1
-    coefficient[slot] += a
-    return j, a, n_used
-
+# ------------------------------------------------------------------------------ least squares on a support
 
 # Squared pivots that are lost to rounding even where a support was chosen atom by atom.
 LOST_PIVOT2 = 1e-10
@@ -202,6 +238,71 @@ def refit_row_nonneg(p, gram, n_used, atom, coefficient, A, delta):
             break
 
 
+@inner
+def refit_support(refit, nonneg, p, gram, n_used, atom, coefficient, A, delta):
+    """Refit one sample as its parameters ask for: not at all, by least squares, or non-negative."""
+    if refit and nonneg:
+        refit_row_nonneg(p, gram, n_used, atom, coefficient, A, delta)
+    elif refit:
+        refit_row(p, gram, n_used, atom, coefficient, A, delta)
+
+
+# --------------------------------------------------------------------------------------- two samples in turn
+
+
+# A pursuit under way. The functions below take this record and whole arrays: numba counts references to every
+# view, and every array of a tuple, that is handed over, which took up to a fifth of a step.
+LANE = np.dtype(
+    [
+        ("sample", np.int64),  # -1 when there is none left
+        ("chosen", np.int64),  # atom of the next step
+        ("steps", np.int64),  # steps taken
+        ("used", np.int64),  # different atoms chosen
+        ("remaining", np.float64),  # squared norm of the residual
+    ]
+)
+
+
+@inner
+def _begin(lane, t, i, prods, norm2, nonneg, block_max):
+    """Begin the pursuit of sample i in lane t."""
+    lane.sample = i
+    lane.steps = 0
+    lane.used = 0
+    lane.remaining = norm2[i]
+    scan(prods[i], nonneg, block_max[t])
+
+
+@inner
+def _choose(lane, t, prods, norm2, rtol, min_coefficient, nonneg, block_max, atom, coefficient):
+    """Choose the atom of the next step and add to its coefficient; False when the pursuit is over."""
+    i, k = lane.sample, atom.shape[1]
+    if lane.steps == STEPS_PER_ATOM * k or close_enough(rtol, lane.remaining, norm2[i]):
+        return False
+    j = locate(prods[i], nonneg, block_max[t])
+    a = prods[i, j]
+    if too_small(a, noise_floor(min_coefficient, norm2[i], prods.dtype), nonneg):
+        return False
+    slot = find_slot(atom[i], 0, lane.used, j)
+    if slot == k:
+        return False
+    atom[i, slot] = j
+    coefficient[i, slot] += a
+    lane.used = max(lane.used, slot + 1)
+    lane.chosen = j
+    return True
+
+
+@inner
+def _take_step(lane, t, prods, gram, nonneg, block_max, other):
+    """Subtract the chosen atom from the products, while the gram row of the `other` lane's atom is fetched."""
+    a = prods[lane.sample, lane.chosen]
+    row, ahead = gram[lane.chosen], gram[other.chosen]
+    _subtract_scan_prefetch(prods[lane.sample], a, row, nonneg, block_max[t], ahead)
+    lane.remaining -= np.float64(a) * np.float64(a)
+    lane.steps += 1
+
+
 @jit
 def pursue_tile(prods, gram, norm2, k, rtol, min_coefficient, nonneg, refit, atom, coefficient):
     """Matching pursuit of a tile of samples.
@@ -209,9 +310,6 @@ def pursue_tile(prods, gram, norm2, k, rtol, min_coefficient, nonneg, refit, ato
     A pursuit stops just before the (k+1)-th different atom, after ``4 k`` steps, when the residual norm falls to
     ``rtol * |y|``, when the next coefficient is below `min_coefficient`, or when the products are zero to working
     precision.
-
-    Two samples are pursued in turn. A step is bound by reading a row of the gram, and which row is known only
-    when the step before is done; so while one sample's step runs, the row of the other is fetched.
 
     Parameters
     ----------
@@ -222,59 +320,30 @@ def pursue_tile(prods, gram, norm2, k, rtol, min_coefficient, nonneg, refit, ato
     coefficient : (n, k) out
     """
     n, m = prods.shape
+    lanes = np.zeros(LANES, LANE)
     block_max = np.empty((LANES, (m + BLOCK - 1) // BLOCK), prods.dtype)
-    A = np.empty((k, k), np.float64)
-    delta = np.empty(k, np.float64)
-    sample = np.full(LANES, -1, np.int64)  # of each lane; -1 when there is none left
-    chosen = np.zeros(LANES, np.int64)
-    step = np.empty(LANES, prods.dtype)
-    used = np.zeros(LANES, np.int64)
-    steps = np.zeros(LANES, np.int64)
-    remaining = np.zeros(LANES, np.float64)
+    A, delta = np.empty((k, k), np.float64), np.empty(k, np.float64)
     for i in range(n):
-        for s in range(k):
-            atom[i, s] = -1
-            coefficient[i, s] = 0
-    waiting = 0
-    busy = True
+        clear_slots(atom[i], coefficient[i])
+    for t in range(LANES):
+        lanes[t].sample = -1
+    waiting, busy = 0, True
     while busy:
         busy = False
-        for lane in range(LANES):
-            i = sample[lane]
-            if i >= 0:
-                ahead = gram[chosen[(lane + 1) % LANES]]
-                j = chosen[lane]
-                _subtract_scan_prefetch(prods[i], step[lane], gram[j], nonneg, block_max[lane], ahead)
-                remaining[lane] -= np.float64(step[lane]) * np.float64(step[lane])
-                steps[lane] += 1
-            while True:
-                if sample[lane] < 0:
-                    if waiting == n:
-                        break
-                    i = waiting
+        for t in range(LANES):
+            lane = lanes[t]
+            if lane.sample >= 0:
+                _take_step(lane, t, prods, gram, nonneg, block_max, lanes[(t + 1) % LANES])
+            while lane.sample >= 0 or waiting < n:
+                if lane.sample < 0:
+                    _begin(lane, t, waiting, prods, norm2, nonneg, block_max)
                     waiting += 1
-                    sample[lane] = i
-                    used[lane] = 0
-                    steps[lane] = 0
-                    remaining[lane] = norm2[i]
-                    _scan(prods[i], nonneg, block_max[lane])
-                i = sample[lane]
-                j = -1
-                if steps[lane] < STEPS_PER_ATOM * k and (rtol == 0 or remaining[lane] > rtol * rtol * norm2[i]):
-                    floor = max(min_coefficient, NOISE * np.finfo(prods.dtype).eps * np.sqrt(norm2[i]))
-                    j, a, used[lane] = _choose(
-                        prods[i], nonneg, block_max[lane], floor, atom[i], coefficient[i], used[lane]
-                    )
-                    step[lane] = a
-                if j >= 0:
-                    chosen[lane] = j
+                if _choose(lane, t, prods, norm2, rtol, min_coefficient, nonneg, block_max, atom, coefficient):
                     busy = True
                     break
-                if refit and nonneg:
-                    refit_row_nonneg(prods[i], gram, used[lane], atom[i], coefficient[i], A, delta)
-                elif refit:
-                    refit_row(prods[i], gram, used[lane], atom[i], coefficient[i], A, delta)
-                sample[lane] = -1
+                i = lane.sample
+                refit_support(refit, nonneg, prods[i], gram, lane.used, atom[i], coefficient[i], A, delta)
+                lane.sample = -1
 
 
 def encode_tile(

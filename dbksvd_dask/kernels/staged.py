@@ -1,7 +1,7 @@
-"""Staged pursuit: the groups of a dictionary are offered one after the other, each to what the ones before left.
+"""Staged pursuit: encode with the groups of a dictionary in order, each on the residual of the groups before it.
 
-As in `pursuit`, only products are touched. While a group is at work only its own products are kept up to date;
-afterwards those of all other atoms are, once per atom that it chose.
+As in `pursuit`, only products are touched. A step updates the products of its own group only; those of all other
+atoms are updated when the group is done, once per atom that it chose.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ import numpy as np
 from dbksvd_dask.kernels._jit import inner, jit
 from dbksvd_dask.kernels.pursuit import (
     BLOCK,
-    NOISE,
     STEPS_PER_ATOM,
-    _locate,
-    _scan,
-    _subtract_and_scan,
-    refit_row,
-    refit_row_nonneg,
+    clear_slots,
+    close_enough,
+    find_slot,
+    locate,
+    noise_floor,
+    refit_support,
+    scan,
+    subtract_and_scan,
+    too_small,
 )
 from dbksvd_dask.plan.encoder import EncodeSpec
 
@@ -40,7 +43,7 @@ def _bring_up_to_date(p, gram, start, stop, first, used, atom, coefficient):
 def staged_row(p, gram, norm2, stages, k, rtol, min_coefficient, nonneg, atom, coefficient, block_max):
     """Staged pursuit of one sample.
 
-    The rules of `pursuit.pursue_row` hold inside each group; `rtol` is relative to the sample, not to what a
+    The rules of `pursuit.pursue_tile` hold inside each group; `rtol` is relative to the sample, not to what a
     group was given.
 
     Parameters
@@ -58,38 +61,30 @@ def staged_row(p, gram, norm2, stages, k, rtol, min_coefficient, nonneg, atom, c
     -------
     n_used : number of different atoms
     """
-    for s in range(k):
-        atom[s] = -1
-        coefficient[s] = 0
+    clear_slots(atom, coefficient)
     used = 0
     remaining = norm2
-    target = rtol * rtol * norm2
-    floor = max(np.float64(min_coefficient), NOISE * np.finfo(p.dtype).eps * np.sqrt(norm2))
+    floor = noise_floor(min_coefficient, norm2, p.dtype)
     for g in range(stages.shape[0]):
         start, stop = stages[g, 0], stages[g, 1]
         limit = min(stages[g, 2], k - used)
         first = used
         part = p[start:stop]
         blocks = block_max[: (stop - start + BLOCK - 1) // BLOCK]
-        _scan(part, nonneg, blocks)
+        scan(part, nonneg, blocks)
         for _ in range(STEPS_PER_ATOM * limit):
-            if rtol > 0 and remaining <= target:
-                break
-            j = _locate(part, nonneg, blocks)
+            j = locate(part, nonneg, blocks)
             a = part[j]
-            if abs(np.float64(a)) < floor or a == 0 or (nonneg and a < 0):
+            if close_enough(rtol, remaining, norm2) or too_small(a, floor, nonneg):
                 break
-            slot = first
-            while slot < used and atom[slot] != start + j:
-                slot += 1
-            if slot == used:
-                if used - first == limit:
-                    break
-                atom[slot] = start + j
-                used += 1
+            slot = find_slot(atom, first, used, start + j)
+            if slot == first + limit:
+                break
+            atom[slot] = start + j
+            used = max(used, slot + 1)
             coefficient[slot] += a
             remaining -= np.float64(a) * np.float64(a)
-            _subtract_and_scan(part, a, gram[start + j][start:stop], nonneg, blocks)
+            subtract_and_scan(part, a, gram[start + j][start:stop], nonneg, blocks)
         _bring_up_to_date(p, gram, start, stop, first, used, atom, coefficient)
     return used
 
@@ -125,10 +120,7 @@ def staged_tile(prods, gram, norm2, stages, k, rtol, min_coefficient, nonneg, re
             coefficient[i],
             block_max,
         )
-        if refit and nonneg:
-            refit_row_nonneg(prods[i], gram, used, atom[i], coefficient[i], A, delta)
-        elif refit:
-            refit_row(prods[i], gram, used, atom[i], coefficient[i], A, delta)
+        refit_support(refit, nonneg, prods[i], gram, used, atom[i], coefficient[i], A, delta)
 
 
 def encode_tile(

@@ -175,7 +175,7 @@ def _next_products(R, coefficient, start, pos, local, V, dv, W, sx, s2):
             j = local[e]
             v = V[j]
             w = W[j]
-            s = R[0, 0] - R[0, 0]
+            s = R.dtype.type(0)
             for f in range(d):
                 s += r[f] * v[f]
             s += x[pos[e]] * dv[j]
@@ -234,7 +234,7 @@ def _refresh(R, coefficient, start, pos, local, old, new, nonneg, R_new, coeffic
                 r[f] += a * (before[f] - after[f])
         for e in range(start[i], start[i + 1]):
             row = new[local[e]]
-            a = R[0, 0] - R[0, 0]
+            a = R.dtype.type(0)
             for f in range(d):
                 a += r[f] * row[f]
             if nonneg and x[pos[e]] + a < 0:

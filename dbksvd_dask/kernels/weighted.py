@@ -1,7 +1,7 @@
-"""Matching pursuit with weights: atoms differ in how large a coefficient has to be, and in who goes first.
+"""Matching pursuit with weights: each atom has its own threshold and its own preference.
 
-A step takes, of the atoms whose product is at least their own threshold, the one of the largest product times
-preference. With equal thresholds and preferences this is `pursuit`.
+Of the atoms whose product reaches their threshold, a step takes the one with the largest product times preference.
+With equal thresholds and preferences this is `pursuit`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,17 @@ from __future__ import annotations
 import numpy as np
 
 from dbksvd_dask.kernels._jit import inner, jit, kernel_input, running_max
-from dbksvd_dask.kernels.pursuit import BLOCK, NOISE, STEPS_PER_ATOM, refit_row, refit_row_nonneg
+from dbksvd_dask.kernels.pursuit import (
+    BLOCK,
+    STEPS_PER_ATOM,
+    best_block,
+    clear_slots,
+    close_enough,
+    find_slot,
+    noise_floor,
+    refit_support,
+    too_small,
+)
 from dbksvd_dask.plan.encoder import AtomWeights, EncodeSpec
 
 
@@ -19,7 +29,7 @@ def _subtract_and_score(p, a, g, floor, preference, nonneg, block_max):
     for b in range(block_max.shape[0]):
         part, row = p[b * BLOCK : (b + 1) * BLOCK], g[b * BLOCK : (b + 1) * BLOCK]
         low, wanted = floor[b * BLOCK : (b + 1) * BLOCK], preference[b * BLOCK : (b + 1) * BLOCK]
-        best = a - a
+        best = p.dtype.type(0)
         if nonneg:
             for t in range(part.shape[0]):
                 v = part[t] - a * row[t]
@@ -37,14 +47,11 @@ def _subtract_and_score(p, a, g, floor, preference, nonneg, block_max):
 @inner
 def _locate(p, floor, preference, nonneg, block_max):
     """Atom of the best score, the lowest one among equals; -1 when there is none."""
-    best_block = 0
-    for b in range(1, block_max.shape[0]):
-        if block_max[b] > block_max[best_block]:
-            best_block = b
-    largest = block_max[best_block]
+    block = best_block(block_max)
+    largest = block_max[block]
     if not largest > 0:
         return -1
-    for j in range(best_block * BLOCK, min((best_block + 1) * BLOCK, p.shape[0])):
+    for j in range(block * BLOCK, min((block + 1) * BLOCK, p.shape[0])):
         size = p[j] if nonneg else abs(p[j])
         if size >= floor[j] and size * preference[j] == largest:
             return j
@@ -69,28 +76,21 @@ def weighted_row(p, gram, norm2, rtol, floor, preference, nonneg, atom, coeffici
     n_used : number of different atoms
     """
     k = atom.shape[0]
-    for s in range(k):
-        atom[s] = -1
-        coefficient[s] = 0
+    clear_slots(atom, coefficient)
     used, remaining = 0, norm2
-    noise = NOISE * np.finfo(p.dtype).eps * np.sqrt(norm2)
-    a = p[0] - p[0]
+    noise = noise_floor(0.0, norm2, p.dtype)
+    a = p.dtype.type(0)
     _subtract_and_score(p, a, gram[0], floor, preference, nonneg, block_max)
     for _ in range(STEPS_PER_ATOM * k):
-        if rtol > 0 and remaining <= rtol * rtol * norm2:
-            break
         j = _locate(p, floor, preference, nonneg, block_max)
-        if j < 0 or abs(np.float64(p[j])) < noise:
+        if close_enough(rtol, remaining, norm2) or j < 0 or too_small(p[j], noise, nonneg):
             break
-        slot = 0
-        while slot < used and atom[slot] != j:
-            slot += 1
-        if slot == used:
-            if used == k:
-                break
-            atom[slot] = j
-            used += 1
+        slot = find_slot(atom, 0, used, j)
+        if slot == k:
+            break
         a = p[j]
+        atom[slot] = j
+        used = max(used, slot + 1)
         coefficient[slot] += a
         remaining -= np.float64(a) * np.float64(a)
         _subtract_and_score(p, a, gram[j], floor, preference, nonneg, block_max)
@@ -115,10 +115,7 @@ def weighted_tile(prods, gram, norm2, rtol, floor, preference, nonneg, refit, at
     for i in range(n):
         p = prods[i]
         used = weighted_row(p, gram, norm2[i], rtol, floor, preference, nonneg, atom[i], coefficient[i], block_max)
-        if refit and nonneg:
-            refit_row_nonneg(p, gram, used, atom[i], coefficient[i], A, delta)
-        elif refit:
-            refit_row(p, gram, used, atom[i], coefficient[i], A, delta)
+        refit_support(refit, nonneg, p, gram, used, atom[i], coefficient[i], A, delta)
 
 
 def encode_tile(

@@ -30,6 +30,7 @@ from dbksvd_dask.report.naming import Explanation, keyword_names
 from dbksvd_dask.report.pack import Payload, narrow
 from dbksvd_dask.report.samples import Samples, TokenSamples
 from dbksvd_dask.report.sprites import make_sheets
+from dbksvd_dask.report.tokens import position_payload
 
 N_SHOWN_CLASSES = 4
 
@@ -50,7 +51,7 @@ def page_content(
     explanations: Mapping[int, Explanation],
     title: str,
 ) -> Payload:
-    """Everything the page's script reads.
+    """Build everything that the page's script reads.
 
     Parameters
     ----------
@@ -68,6 +69,7 @@ def page_content(
         with_photo_codes(inputs.samples.payload(shown.sample), shown),
         _classes(inputs.reader, inputs.samples, shown),
         _context(inputs.reader, inputs.samples, shown),
+        position_payload(inputs.reader, inputs.samples),
     ]
     shape = getattr(inputs.samples, "shape", None)
     if shape is not None and math.prod(shape) == inputs.dictionary.n_features:
@@ -86,7 +88,7 @@ def page_content(
 
 
 def summary(inputs: Inputs, facts: AtomFacts) -> dict[str, Any]:
-    """The numbers at the top of the page."""
+    """Return the numbers at the top of the page."""
     codes, near = code_summary(facts.codes), facts.coherence
     numbers = {} if inputs.errors is None else dict(inputs.errors.numbers)
     return {
@@ -116,7 +118,7 @@ def summary(inputs: Inputs, facts: AtomFacts) -> dict[str, Any]:
 
 
 def about(inputs: Inputs) -> dict[str, dict[str, Any]]:
-    """Parameters and provenance, in groups."""
+    """Return parameters and provenance, in groups."""
     codes = inputs.codes_about
     how = codes.get("params") if isinstance(codes.get("params"), Mapping) else {}
     encoding = {"k": codes.get("k"), "encoder": codes.get("encoder"), **dict(how or {})}
@@ -179,7 +181,7 @@ def _names(samples: Samples, shown: SampleFacts, given: Mapping[int, Explanation
 
 
 def _classes(reader: CodeReader, samples: Samples, shown: SampleFacts) -> Payload:
-    """Class of each sample, and the classes that set an atom's samples apart."""
+    """Return the class of each sample, and the classes that set an atom's samples apart."""
     found = samples.labels()
     if found is None or len(found[1]) > MAX_CLASSES:
         return Payload()

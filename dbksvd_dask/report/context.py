@@ -66,7 +66,7 @@ def find_context(
 
 
 def _sorted_slots(reader: CodeReader) -> tuple[NDArray[np.int64], NDArray[Any]]:
-    """All active slots in order of atom, then sample: the key ``atom * n_samples + sample``, and the value."""
+    """Sort all active slots by atom, then sample: the key ``atom * n_samples + sample``, and the value."""
     keys, values = [], []
     for first, atom, coefficient in reader.placed_blocks():
         i, s = np.nonzero((atom >= 0) & (coefficient != 0))
@@ -80,7 +80,7 @@ def _sorted_slots(reader: CodeReader) -> tuple[NDArray[np.int64], NDArray[Any]]:
 def context_payload(
     context: Context, samples: TokenSamples, ids: NDArray[np.int64], entry: NDArray[np.int64]
 ) -> Payload:
-    """Context as the page holds it: characters of every active token, in UTF-16 units of the entry's piece.
+    """Pack the context for the page: characters of every active token, in UTF-16 units of the entry's piece.
 
     Parameters
     ----------

@@ -29,7 +29,7 @@ HOLD_BYTES = 1 << 30
 COACTIVATION_SAMPLES = 200_000
 # Candidates per place of a list, where samples of one group are shown once.
 GROUP_REACH = 4
-# A table of classes by atoms beyond this is no help on a page and a burden in memory.
+# A larger table of classes by atoms does not help on a page and costs memory.
 MAX_CLASSES = 1000
 
 
@@ -61,7 +61,7 @@ class Sizes:
 
 @dataclass(frozen=True, eq=False)
 class AtomFacts:
-    """What the page says of each atom.
+    """What the page shows of each atom.
 
     Attributes
     ----------
@@ -115,7 +115,7 @@ class CodeReader:
     n_atoms : int
         Of the dictionary they must belong to.
     max_samples : int, optional
-        Read only the first so many.
+        Read only the first `max_samples`.
     """
 
     def __init__(self, codes: xr.Dataset, n_atoms: int, max_samples: int | None = None) -> None:
@@ -148,7 +148,7 @@ class CodeReader:
             first += len(atom)
 
     def take(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Codes of some samples, increasing: two arrays of shape (n_rows, n_slots)."""
+        """Return the codes of some samples, increasing: two arrays of shape (n_rows, n_slots)."""
         parts = []
         for first, atom, coefficient in self.placed_blocks():
             a, b = np.searchsorted(rows, (first, first + len(atom)))
@@ -178,14 +178,14 @@ def gather_atoms(
 
 
 def histogram_range(m: CodeMoments) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Lower and upper end of every atom's histogram, symmetric only for atoms of both signs."""
+    """Return the lower and upper end of every atom's histogram, symmetric only for atoms of both signs."""
     low = np.where(m.n_positive == m.n_active, 0.0, -m.largest)
     high = np.where((m.n_positive == 0) & (m.n_active > 0), 0.0, m.largest)
     return low, high
 
 
 def coefficient_histogram(reader: CodeReader, m: CodeMoments, n_bins: int = N_BINS) -> NDArray[np.int64]:
-    """Counts of each atom's nonzero coefficients in equal bins over its range, shape (n_atoms, n_bins)."""
+    """Count each atom's nonzero coefficients in equal bins over its range, shape (n_atoms, n_bins)."""
     low, high = histogram_range(m)
     scale = n_bins / np.where(high > low, high - low, 1.0)
     total = np.zeros(reader.n_atoms * n_bins, np.int64)
@@ -198,7 +198,7 @@ def coefficient_histogram(reader: CodeReader, m: CodeMoments, n_bins: int = N_BI
 
 
 def _activity(reader: CodeReader) -> sp.csr_array:
-    """Where atoms are active, on evenly spaced samples: (n_rows, n_atoms)."""
+    """Mark where atoms are active, on evenly spaced samples: (n_rows, n_atoms)."""
     step = -(-reader.n_samples // COACTIVATION_SAMPLES)
     parts = []
     for first, atom, coefficient in reader.placed_blocks():
@@ -215,7 +215,7 @@ def _activity(reader: CodeReader) -> sp.csr_array:
 def class_shares(
     reader: CodeReader, labels: NDArray[np.integer], n_classes: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Classes of the samples on which each atom is active.
+    """Count the classes of the samples on which each atom is active.
 
     Parameters
     ----------
@@ -281,7 +281,7 @@ def gather_samples(
 def _choose(
     reader: CodeReader, m: CodeMoments, sizes: Sizes, groups: NDArray[np.int64] | None
 ) -> dict[str, NDArray[np.int64]]:
-    """Samples of every atom, by strength of either sign and at random: (n_atoms, n) each."""
+    """Choose samples of every atom, by strength of either sign and at random: (n_atoms, n) each."""
 
     def random_keys() -> Iterator[tuple[Any, Any]]:
         # the strongest of random numbers are a uniform draw, and one that does not depend on the blocks' sizes
@@ -302,7 +302,7 @@ def _choose(
 
 
 def first_of_groups(rows: NDArray[np.int64], groups: NDArray[np.int64], n: int) -> NDArray[np.int64]:
-    """The first `n` samples of every row of a table that belong to different groups.
+    """Return the first `n` samples of every row of a table that belong to different groups.
 
     Parameters
     ----------
@@ -331,7 +331,7 @@ def _places(rows: NDArray[np.int64], sample: NDArray[np.int64]) -> NDArray[np.in
 def _looked_up(
     places: NDArray[np.int64], atom: NDArray[np.int32], coefficient: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """Coefficient of each atom j on the samples listed in row j: (n_atoms, n)."""
+    """Return the coefficient of each atom j on the samples listed in row j: (n_atoms, n)."""
     out = np.zeros(places.shape, np.float32)
     for column in range(places.shape[1]):
         place = places[:, column]

@@ -59,7 +59,7 @@ def overview_figures(
 
 
 def themed_svg(figure: Any, name: str, label: str) -> str:
-    """SVG of a figure: text as text, colours of `plots` as colours of the page, identifiers of its own.
+    """Render a figure as SVG: text as text, colours of `plots` as colours of the page, identifiers of its own.
 
     Parameters
     ----------

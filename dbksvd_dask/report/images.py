@@ -67,11 +67,11 @@ class ArrayImages(Samples):
         self._range = _value_range(images)
 
     def pixels(self, ids: Ids) -> NDArray[np.uint8]:
-        """Pictures of some samples, shape (n, height, width, 3)."""
+        """Return the pictures of some samples, shape (n, height, width, 3)."""
         return to_pixels(self._images[ids].reshape(len(ids), *self.shape), self._range)
 
     def payload(self, ids: Ids) -> Payload:
-        """Sheets of the pictures."""
+        """Pack sheets of the pictures."""
         sheets = make_sheets("pictures", self.pixels(ids))
         return Payload({"kind": self.kind, **sheets.head}, sheets.arrays)
 
@@ -98,7 +98,7 @@ class StoreImages(Samples):
         self._covers = self._find_covers()
 
     def groups(self) -> NDArray[np.int64] | None:
-        """Patches that overlap by half or more, roughly: those whose corners share a square."""
+        """Group patches that overlap by half or more, roughly: those whose corners share a square."""
         if not self._covers:
             return None
         image, row, col = (self._column(name) for name in ("image", "row", "col"))
@@ -106,18 +106,18 @@ class StoreImages(Samples):
         return (image * (int(down.max()) + 1) + down) * (int(right.max()) + 1) + right
 
     def pixels(self, ids: Ids) -> NDArray[np.uint8]:
-        """Pictures of some samples, shape (n, height, width, 3)."""
+        """Return the pictures of some samples, shape (n, height, width, 3)."""
         rows = read_rows(self._rows, ids).astype(np.float32)
         if self._range is None:
             self._range = _value_range(rows)
         return to_pixels(rows.reshape(len(ids), *self.shape), self._range)
 
     def also(self) -> Ids | None:
-        """The samples that cover the photographs."""
+        """Return the samples that cover the photographs."""
         return np.unique(np.concatenate([c.sample for c in self._covers])) if self._covers else None
 
     def payload(self, ids: Ids) -> Payload:
-        """Sheets of the patches, the photographs, and which samples lie where."""
+        """Pack sheets of the patches, the photographs, and the place of each sample."""
         pixels = self.pixels(ids)
         sheets = make_sheets("pictures", pixels)
         arrays = dict(sheets.arrays)
@@ -134,7 +134,7 @@ class StoreImages(Samples):
         return Payload({"kind": self.kind, "photos": photos, **sheets.head}, arrays)
 
     def _places(self, ids: Ids) -> dict[str, NDArray[Any]]:
-        """Photograph, row and column of each sample; photographs not on the page as -1."""
+        """Return the photograph, row and column of each sample; photographs not on the page as -1."""
         columns = {name: self._column(name, ids) for name in ("image", "row", "col")}
         shown = np.array([c.image for c in self._covers])
         place = np.searchsorted(shown, columns["image"])
@@ -175,7 +175,7 @@ class StoreImages(Samples):
 
 
 def to_pixels(values: NDArray[Any], scale: tuple[float, float]) -> NDArray[np.uint8]:
-    """Pixels of pictures (n, height, width, 1 or 3) whose values lie between the two ends of `scale`."""
+    """Scale pictures (n, height, width, 1 or 3), with values between the two ends of `scale`, to pixels."""
     if values.dtype != np.uint8:
         low, high = scale
         level = (values.astype(np.float32) - low) / (high - low if high > low else 1.0)
@@ -184,7 +184,7 @@ def to_pixels(values: NDArray[Any], scale: tuple[float, float]) -> NDArray[np.ui
 
 
 def _value_range(values: NDArray[Any]) -> tuple[float, float]:
-    """[0, 1] for values that lie in it, else their own smallest and largest."""
+    """Return [0, 1] if all values are within it, else their own smallest and largest."""
     if values.dtype == np.uint8 or values.size == 0:
         return 0.0, 1.0
     low, high = float(values.min()), float(values.max())
@@ -211,7 +211,7 @@ def _cover(
 
 
 def _starts(places: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """From sorted places the fewest, first and last included, that leave no gap wider than `size`."""
+    """Return the fewest of some sorted places, first and last included, that leave no gap wider than `size`."""
     chosen = [int(places[0])]
     while chosen[-1] < places[-1]:
         reach = int(np.searchsorted(places, chosen[-1] + size, side="right")) - 1

@@ -41,7 +41,7 @@ def is_store(path: str) -> bool:
 
 
 def open_samples(samples: Any, n_samples: int, image_shape: Sequence[int] | None = None) -> Samples:
-    """Find out what samples are.
+    """Open samples, whatever they are.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ def _open_store(path: str, n_samples: int, image_shape: Sequence[int] | None) ->
     if texts is None:
         raise InputError(
             f"{path} does not say what its samples are: {known.get('texts', 'no file of texts')} is not beside it "
-            "and it is no store of images; give a text file with one line per sample, or, for pictures, "
+            "and it is not a store of images; give a text file with one line per sample, or, for pictures, "
             "image_shape=(H, W, 3)"
         )
     if all(has_array(path, name) for name in ("text", "start", "end")):
@@ -97,13 +97,13 @@ def _as_texts(samples: Iterable[Any]) -> list[str]:
 
 logger = logging.getLogger(__name__)
 
-# Where codes carry no errors of their own, those of the first so many samples are measured.
+# Where codes carry no errors of their own, those of this many first samples are measured.
 ERROR_SAMPLES = 262_144
 
 
 @dataclass(frozen=True, eq=False)
 class Errors:
-    """How well the codes give the samples back.
+    """How well the codes reconstruct the samples.
 
     Attributes
     ----------
@@ -179,7 +179,7 @@ def require_same_dictionary(codes: xr.Dataset, dictionary: Dictionary) -> None:
 
 
 def _recorded(codes: xr.Dataset, n_samples: int, image_shape: Sequence[int] | None) -> Samples:
-    """The samples of the store that the codes name, if it is still there and it is known what they are."""
+    """Open the samples of the store that the codes name, if it exists and says what they are."""
     stated = codes.attrs.get("store")
     path = stated.get("path") if isinstance(stated, Mapping) else None
     if not path or not is_store(path):
@@ -207,7 +207,7 @@ def _stored_errors(statistics: xr.Dataset | None) -> Errors | None:
 
 
 def measure_errors(reader: CodeReader, dictionary: Dictionary, activations: Any) -> Errors:
-    """Compare samples with what their codes give back, for the first samples.
+    """Compare the first samples with their reconstruction from codes.
 
     Parameters
     ----------

@@ -23,7 +23,7 @@ N_KEYWORDS = 5
 
 @dataclass(frozen=True)
 class Explanation:
-    """What an atom stands for, and how well that was found to fit (nan if it was not scored)."""
+    """What an atom stands for, and how well that fits (nan if it was not scored)."""
 
     text: str
     score: float = math.nan
@@ -61,7 +61,7 @@ def read_explanations(given: Any, n_atoms: int) -> dict[int, Explanation]:
     wrong = [atom for atom in found if not 0 <= atom < n_atoms]
     if wrong:
         raise MismatchError(
-            f"explanations speak of atom {wrong[0]} but the dictionary has {n_atoms}; they belong to another one"
+            f"explanations name atom {wrong[0]} but the dictionary has {n_atoms}; they belong to another one"
         )
     return found
 
@@ -92,7 +92,7 @@ def keyword_names(samples: Samples, ids: NDArray[np.int64], strongest: NDArray[n
 
 
 def _shared(explainer: KeywordExplainer, texts: list[str]) -> str:
-    """The heaviest words, each weighed by how many of the texts have it: a name is what they share."""
+    """Return the heaviest words, each weighed by how many of the texts have it: a name is what they share."""
     weight = explainer.weights(texts)
     texts_with = Counter(word for text in texts for word in explainer.weights([text]))
     ranked = sorted(weight, key=lambda word: (-weight[word] * texts_with[word], word))
@@ -100,7 +100,7 @@ def _shared(explainer: KeywordExplainer, texts: list[str]) -> str:
 
 
 def _common(words: list[str]) -> str:
-    """The words that occur most, most frequent first."""
+    """Return the most frequent words, most frequent first."""
     counts = Counter(word for word in words if word.strip())
     return " · ".join(word for word, _ in counts.most_common(N_KEYWORDS))
 

@@ -1,4 +1,4 @@
-"""Writing the page: one HTML file that needs nothing else, no network least of all."""
+"""Writing the page: one HTML file that needs nothing else, and no network."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from dbksvd_dask.report.figures import overview_figures
 from dbksvd_dask.report.inputs import open_inputs
 from dbksvd_dask.report.naming import read_explanations
 from dbksvd_dask.report.pack import Payload, compress, pack
+from dbksvd_dask.report.tokens import logits_payload
 from dbksvd_dask.store.atomic import staged
 from dbksvd_dask.store.paths import PathLike
 
 # In this order: later files use names of earlier ones.
-_SCRIPTS = ("core.js", "pictures.js", "table.js", "overview.js", "atom.js", "sample.js", "app.js")
+_SCRIPTS = ("core.js", "pictures.js", "table.js", "overview.js", "tokens.js", "atom.js", "sample.js", "app.js")
 
 
 def write_report(
@@ -34,6 +35,7 @@ def write_report(
     samples: Any = None,
     activations: Any = None,
     explanations: Any = None,
+    logits: Any = None,
     title: str | None = None,
     image_shape: Sequence[int] | None = None,
     max_samples: int | None = None,
@@ -48,20 +50,22 @@ def write_report(
     codes : path of a codes store, or Dataset of `atom` and `coefficient` over (`sample`, `slot`)
         Made with this dictionary.
     out : path, default "report.html"
-        Replaced if it is there.
+        Replaced if it exists.
     samples : path of a text file or activation store, sequence of str, or array of images, optional
-        One per sample of the codes: lines of a file; the store itself, which knows its texts, tokens or
+        One per sample of the codes: lines of a file; the store itself, which records its texts, tokens or
         patches; images of shape (n_samples, height, width) or (n_samples, height, width, 3). Without it, the
         store that the codes name is taken if it is there.
     activations : path of an activation store, or array_like of shape (n_samples, n_features), optional
         To measure errors on; not needed for stored codes, which carry theirs.
     explanations : AutointerpResult, mapping of atom to text or (text, score), or path of a JSON file, optional
+    logits : path of a JSON file that `dbksvd logits` wrote, or its content, optional
+        Tokens that each atom promotes and suppresses.
     title : str, optional
-        Of the page; the name of the run without it.
+        Of the page; default: the name of the run.
     image_shape : (height, width) or (height, width, 3), optional
         The rows of the store are pictures of this shape.
     max_samples : int, optional
-        Use only the first so many.
+        Use only the first `max_samples`.
     n_top : int, default 10
         Strongest samples per atom.
     seed : int, default 0
@@ -76,16 +80,18 @@ def write_report(
         raise InputError(f"n_top={n_top} is too small; show at least 1 sample per atom")
     inputs = open_inputs(run, codes, samples, activations, image_shape, max_samples)
     named = read_explanations(explanations, inputs.dictionary.n_atoms)
+    effects = logits_payload(logits, inputs.dictionary.n_atoms)
     facts, shown = gather(inputs, Sizes(n_top=n_top, seed=seed))
     heading = title or _run_name(run)
     content = page_content(inputs, facts, shown, named, heading)
+    content = Payload(content.head | effects.head, content.arrays | effects.arrays)
     histogram = None if inputs.errors is None else inputs.errors.histogram
     figures = overview_figures(inputs.dictionary, facts, histogram)
     return _write(Path(out), render(content, figures, heading))
 
 
 def render(content: Payload, figures: Sequence[tuple[str, str]], title: str) -> str:
-    """HTML of a page.
+    """Render the page as HTML.
 
     Parameters
     ----------

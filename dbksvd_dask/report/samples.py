@@ -17,17 +17,19 @@ from dbksvd_dask.report.pack import Payload, narrow
 from dbksvd_dask.store import paths
 from dbksvd_dask.store.reader import RowReader, open_aligned
 
-# A text longer than this is cut around its token, or after so many characters: a page is no archive.
+# A text longer than this many characters is cut there, or around its token: a page is not an archive.
 MAX_CHARACTERS = 600
-# Classes beyond this are no classes, where they have no names.
+# Aligned arrays that may hold the class of a sample.
+LABELS = ("category", "label")
+# More classes than this are not classes if they have no names.
 MAX_NAMES = 100_000
-# Beyond this many samples nobody asks which of them are nearly the same.
+# With more samples than this, near-duplicates are not searched for.
 MAX_GROUPED = 50_000_000
 Ids = NDArray[np.int64]
 
 
 class Samples:
-    """The samples behind some codes; this one knows nothing but their number.
+    """The samples behind some codes; here only their number is known.
 
     Attributes
     ----------
@@ -45,10 +47,11 @@ class Samples:
         self.provenance: dict[str, Any] = {} if store is None else provenance(store)
 
     def labels(self) -> tuple[NDArray[np.int64], list[str]] | None:
-        """Class of every sample, shape (n_samples,), and the names of the classes; None without any."""
-        if self.store is None or not has_array(self.store, "category"):
+        """Return the class of every sample, shape (n_samples,), and the names of the classes; None without any."""
+        name = None if self.store is None else next((n for n in LABELS if has_array(self.store, n)), None)
+        if self.store is None or name is None:
             return None
-        reader = open_aligned(self.store, "category")
+        reader = open_aligned(self.store, name)
         values = reader.read(0, self.n_samples).ravel().astype(np.int64)
         highest = int(values.max(initial=0))
         stated = reader.attributes.get("names")
@@ -57,19 +60,19 @@ class Samples:
         return (values, names) if values.min(initial=0) >= 0 and highest < len(names) else None
 
     def groups(self) -> NDArray[np.int64] | None:
-        """Group of every sample, shape (n_samples,): lists show only the strongest of each; None: all of them."""
+        """Return the group of every sample, shape (n_samples,), or None; lists show the strongest of each."""
         return None
 
     def also(self) -> Ids | None:
-        """Samples that the page wants besides those of the lists."""
+        """Return the samples that the page needs besides those of the lists."""
         return None
 
     def payload(self, ids: Ids) -> Payload:
-        """What the page shows of these samples."""
+        """Build what the page shows of these samples."""
         return Payload({"kind": self.kind})
 
     def words(self, ids: Ids) -> list[str] | None:
-        """Text from which an atom's name is made, for each of these samples; None if there is none."""
+        """Return the text from which an atom's name is made, for each of these samples; None if there is none."""
         return None
 
 
@@ -99,12 +102,12 @@ class TextSamples(Samples):
             )
 
     def payload(self, ids: Ids) -> Payload:
-        """Texts, cut where they are long."""
+        """Pack the texts, cut where they are long."""
         texts = [_cut(text) for text in self.words(ids)]
         return Payload({"kind": self.kind, "texts": texts})
 
     def words(self, ids: Ids) -> list[str]:
-        """The texts themselves."""
+        """Return the texts."""
         return pick_texts(self._texts, ids)
 
 
@@ -125,7 +128,7 @@ class StoreTexts(TextSamples):
         require_rows(self._column, n_samples)
 
     def words(self, ids: Ids) -> list[str]:
-        """The text of each sample, wherever a shuffle has put it."""
+        """Return the text of each sample, wherever a shuffle has moved it."""
         number, place = np.unique(read_rows(self._column, ids).ravel().astype(np.int64), return_inverse=True)
         texts = pick_texts(self._texts, number)
         return [texts[i] for i in place.tolist()]
@@ -178,13 +181,13 @@ class TokenSamples(Samples):
         require_rows(self._columns["text"], n_samples)
 
     def groups(self) -> NDArray[np.int64] | None:
-        """The text of each token."""
+        """Return the text of each token."""
         if self.n_samples > MAX_GROUPED:
             return None
         return self._columns["text"].read(0, self.n_samples).ravel().astype(np.int64)
 
     def tokens(self, ids: Ids) -> Tokens:
-        """Text and characters of some samples, increasing."""
+        """Return the text and characters of some samples, increasing."""
         found = {name: read_rows(r, ids).ravel().astype(np.int64) for name, r in self._columns.items()}
         wrong = np.flatnonzero((found["text"] < 0) | (found["start"] < 0) | (found["end"] < found["start"]))
         if wrong.size:
@@ -196,7 +199,7 @@ class TokenSamples(Samples):
         return Tokens(**found)
 
     def _whole_texts(self, ids: Ids, tokens: Tokens) -> dict[int, str]:
-        """The texts that some tokens stand in, by number; refused where a text ends before its token does."""
+        """Read the texts of some tokens, by number; refuse a text that ends before its token does."""
         numbers = np.unique(tokens.text)
         whole = dict(zip(numbers.tolist(), pick_texts(self._texts, numbers), strict=True))
         for i, (text, end) in enumerate(zip(tokens.text.tolist(), tokens.end.tolist(), strict=True)):
@@ -208,7 +211,7 @@ class TokenSamples(Samples):
         return whole
 
     def place(self, ids: Ids) -> PlacedTokens:
-        """Pieces of text that hold some samples, and where each sample stands in its piece."""
+        """Return pieces of text that contain some samples, and the place of each sample in its piece."""
         tokens = self.tokens(ids)
         whole = self._whole_texts(ids, tokens)
         texts = [text for text in whole.values() if len(text) <= MAX_CHARACTERS]
@@ -225,7 +228,7 @@ class TokenSamples(Samples):
         return PlacedTokens(texts, text, tokens.start - shift, tokens.end - shift, shift)
 
     def payload(self, ids: Ids) -> Payload:
-        """Each text once, and for each sample its text and the place of its token in UTF-16 units."""
+        """Pack each text once, and for each sample its text and the place of its token in UTF-16 units."""
         placed = self.place(ids)
         ends = {
             name: np.array([utf16(placed.texts[t], c) for t, c in zip(placed.text, where, strict=True)], np.int64)
@@ -235,7 +238,7 @@ class TokenSamples(Samples):
         return Payload({"kind": self.kind, "texts": placed.texts}, {n: narrow(a) for n, a in arrays.items()})
 
     def words(self, ids: Ids) -> list[str]:
-        """The whole word around each token."""
+        """Return the whole word around each token."""
         tokens = self.tokens(ids)
         whole = self._whole_texts(ids, tokens)
         spans = zip(tokens.text.tolist(), tokens.start.tolist(), tokens.end.tolist(), strict=True)
@@ -243,7 +246,7 @@ class TokenSamples(Samples):
 
 
 def utf16(text: str, place: int) -> int:
-    r"""Place of a character as JavaScript counts: characters beyond the basic plane take two units.
+    r"""Return the place of a character as JavaScript counts: characters beyond the basic plane take two units.
 
     >>> utf16("a\U0001f600b", 2)
     3
@@ -256,7 +259,7 @@ def _cut(text: str) -> str:
 
 
 def _window(text: str, start: int, end: int) -> tuple[str, int]:
-    """A piece of a long text around characters start to end, and the place where the piece begins."""
+    """Return a piece of a long text around characters start to end, and the place where the piece begins."""
     room = (MAX_CHARACTERS - (end - start)) // 2
     first, last = max(0, start - room), min(len(text), end + room)
     piece = text[first:last]
@@ -276,7 +279,7 @@ def _word(text: str, start: int, end: int) -> str:
 
 
 def pick_texts(texts: Sequence[str] | str, ids: Ids) -> list[str]:
-    """Some of the texts, by increasing number; a file is walked over once and only these lines are kept."""
+    """Return some of the texts, by increasing number; a file is read once and only these lines are kept."""
     if not isinstance(texts, str):
         return [str(texts[int(i)]) for i in ids]
     wanted = iter(ids.tolist())
@@ -292,7 +295,7 @@ def pick_texts(texts: Sequence[str] | str, ids: Ids) -> list[str]:
 
 
 def _lines(path: str) -> Iterator[str]:
-    """Lines of a text file, without their ends; only line feeds separate, as when the file was written."""
+    """Yield the lines of a text file, without their ends; only line feeds separate, as when it was written."""
     try:
         with open(path, encoding="utf-8", newline="\n") as file:
             for line in file:
@@ -307,14 +310,14 @@ def _lines(path: str) -> Iterator[str]:
 
 
 def provenance(store: str) -> dict[str, Any]:
-    """What the store says about itself."""
+    """Return what the store says about its origin."""
     attributes = dict(paths.open_zarr(store).attrs)
     held = attributes.get("provenance", attributes)
     return {str(k): redacted_values(v) for k, v in dict(held).items()} if isinstance(held, dict) else {}
 
 
 def texts_beside(store: str) -> str | None:
-    """File of the texts that were written with a store, if it is there."""
+    """Return the file of the texts that were written with a store, if it exists."""
     name = provenance(store).get("texts")
     names = [Path(str(name)).name] if name else []  # beside the store, wherever the store says it is
     names.append(Path(store).name.removesuffix(".zarr") + ".txt")
@@ -332,7 +335,7 @@ def require_rows(reader: RowReader, n_samples: int) -> None:
 
 
 def read_rows(reader: RowReader, ids: Ids) -> NDArray[Any]:
-    """Some rows, by increasing number, chunk by chunk: (n, n_features)."""
+    """Read some rows, by increasing number, chunk by chunk: (n, n_features)."""
     chunk = ids // reader.chunk_rows
     parts = [np.empty((0, reader.n_features), reader.dtype)]
     for number in np.unique(chunk).tolist():
@@ -343,6 +346,6 @@ def read_rows(reader: RowReader, ids: Ids) -> NDArray[Any]:
 
 
 def has_array(store: str, name: str) -> bool:
-    """Tell whether a store holds an array of this name."""
+    """Return whether a store holds an array of this name."""
     node = paths.open_zarr(store)
     return isinstance(node, zarr.Group) and paths.get_array(store, node, name) is not None

@@ -30,7 +30,7 @@ class Grid:
 
 
 def make_sheets(name: str, pictures: NDArray[np.uint8]) -> Payload:
-    """Sheets of equal pictures.
+    """Arrange equal pictures on sheets.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ def make_sheets(name: str, pictures: NDArray[np.uint8]) -> Payload:
 
 
 def encode_image(pixels: NDArray[np.uint8], kind: str) -> bytes:
-    """PNG or JPEG bytes of a picture of shape (height, width, 3)."""
+    """Encode a picture of shape (height, width, 3) as PNG or JPEG bytes."""
     options: dict[str, Any] = {"optimize": True}
     if kind == "JPEG":
         options |= {"quality": JPEG_QUALITY, "subsampling": 0}

@@ -1,17 +1,17 @@
-"""Calls of the operating system that not every system has, each with a portable way for where it is missing.
+"""Calls that not every operating system has, each with a portable fallback.
 
-| Function | Call | Where it is missing |
+| Function | Call | Fallback |
 |---|---|---|
-| `read_at` | `preadv` | `pread` and one copy more |
+| `read_at` | `preadv` | `pread` and an extra copy |
 | `same_bytes` | `memcmp` | `np.array_equal`, half as fast |
 | `reserve` | `fallocate` | nothing: room is found as the file grows |
-| `start_writeback` | `sync_file_range` | nothing: the kernel begins when it chooses |
+| `start_writeback` | `sync_file_range` | nothing: the kernel starts when it chooses |
 | `finish_writeback` | `sync_file_range` | `fsync`, which waits longer |
 | `drop_pages` | `posix_fadvise` | nothing: the kernel keeps the pages; see `can_drop_pages` |
-| `is_cached` | `preadv2` with `RWF_NOWAIT` | False: not known |
-| `map_file` | `MAP_POPULATE` | pages come one by one |
+| `is_cached` | `preadv2` with `RWF_NOWAIT` | False: unknown |
+| `map_file` | `MAP_POPULATE` | pages are faulted in one by one |
 
-Results never depend on which way is taken.
+Results never depend on which one is used.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def _c_function(name: str, *arguments: Any) -> Any:
-    """Return a function of the C library; None where there is no such function."""
+    """Return a function of the C library; None if it does not exist."""
     try:
         function = getattr(ctypes.CDLL(None, use_errno=True), name)
     except (AttributeError, OSError, TypeError):
@@ -45,12 +45,12 @@ _SYNC_FILE_RANGE_WRITE, _SYNC_FILE_RANGE_ALL = 2, 7  # from <fcntl.h>; all: wait
 
 
 def read_at(fd: int, view: memoryview, offset: int) -> int:
-    """Read the bytes of an open file from `offset` on into `view`.
+    """Read bytes of an open file, starting at `offset`, into `view`.
 
     Returns
     -------
     int
-        Bytes read: all of `view`, or fewer when the file ends before.
+        Bytes read: all of `view`, or fewer if the file ends first.
     """
     done = 0
     while done < len(view):  # one call reads at most 2 GB
@@ -70,9 +70,9 @@ def _read_some(fd: int, view: memoryview, offset: int) -> int:
 
 
 def same_bytes(a: npt.NDArray[np.uint8], b: npt.NDArray[np.uint8]) -> bool:
-    """Tell whether two contiguous arrays of bytes are the same.
+    """Return whether two contiguous arrays of bytes are the same.
 
-    By the C library: `np.array_equal` takes twice as long, for it writes down where they differ.
+    Uses the C library: `np.array_equal` takes twice as long, because it records where they differ.
     """
     if _MEMCMP is None:
         return np.array_equal(a, b)
@@ -82,8 +82,8 @@ def same_bytes(a: npt.NDArray[np.uint8], b: npt.NDArray[np.uint8]) -> bool:
 def reserve(fd: int, nbytes: int) -> None:
     """Reserve room on the disk for a new file.
 
-    The kernel then need not find room page by page: a fifth off the writing of a chunk. Not `os.posix_fallocate`,
-    which writes zeros where the filesystem cannot reserve.
+    The kernel then does not allocate page by page, which saves a fifth of the time to write a chunk. Not
+    `os.posix_fallocate`, which writes zeros where the filesystem cannot reserve.
 
     Raises
     ------
@@ -97,7 +97,7 @@ def reserve(fd: int, nbytes: int) -> None:
 
 
 def start_writeback(fd: int, offset: int = 0, nbytes: int = 0) -> None:
-    """Ask the kernel to begin writing a file to the disk, without waiting: forcing it later then takes less time.
+    """Start writing a file to the disk, without waiting: forcing it later then takes less time.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ def start_writeback(fd: int, offset: int = 0, nbytes: int = 0) -> None:
 def finish_writeback(fd: int) -> None:
     """Wait until the content of a file has been handed to the disk.
 
-    Unlike `fsync` it waits for no journal and no cache of the disk: not yet durable, but quick.
+    Unlike `fsync`, does not wait for the journal or the cache of the disk: quick, but not yet durable.
 
     Raises
     ------
@@ -128,18 +128,18 @@ def finish_writeback(fd: int) -> None:
 
 
 def can_drop_pages() -> bool:
-    """Tell whether `drop_pages` has an effect on this system."""
+    """Return whether `drop_pages` has an effect on this system."""
     return hasattr(os, "posix_fadvise")
 
 
 def drop_pages(fd: int) -> None:
-    """Let the file cache drop the pages of a file; those not yet written to the disk stay."""
+    """Drop the pages of a file from the file cache; those not yet written to the disk stay."""
     if can_drop_pages():
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def is_cached(fd: int, buffer: bytearray, offset: int) -> bool:
-    """Tell whether `len(buffer)` bytes of a file from `offset` on lie in the file cache; False when not known."""
+    """Return whether `len(buffer)` bytes of a file from `offset` are in the file cache; False if unknown."""
     if not hasattr(os, "RWF_NOWAIT") or not hasattr(os, "preadv"):
         return False
     try:
@@ -150,5 +150,5 @@ def is_cached(fd: int, buffer: bytearray, offset: int) -> bool:
 
 def map_file(fd: int) -> npt.NDArray[np.uint8]:
     """Map a whole file for reading; the map lives as long as the array."""
-    populate = getattr(mmap, "MAP_POPULATE", 0)  # all pages at once, not one by one as they are met
+    populate = getattr(mmap, "MAP_POPULATE", 0)  # all pages at once, not one by one as they are touched
     return np.frombuffer(mmap.mmap(fd, 0, mmap.MAP_SHARED | populate, mmap.PROT_READ), np.uint8)

@@ -7,8 +7,8 @@ STORE/<aligned>/           labels, token ids, ...: one entry per sample, in the 
 STORE/crc32c/              checksums of the rows of every chunk of every array
 ```
 
-While it is written a store lies at `STORE.partial`, with a marker per finished chunk; it is renamed when
-complete. Reading is in `rows`, writing in `writer`; this module opens a store as xarray and gathers the names.
+An unfinished store is at `STORE.partial`, with a marker per finished chunk; it is renamed when complete. Reading
+is in `reader`, writing in `writer`; this module opens a store as xarray and gathers the names.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def open_activations(path: PathLike) -> xr.Dataset:
 
 def _lazy(reader: RowReader, name: str) -> tuple[tuple[str, ...], da.Array, dict[str, Any]]:
     dims = tuple(f"{name}_{axis}" for axis in range(len(reader.row_shape))) if name else ("feature",)
-    # not Zarr's own array: through the reader a damaged chunk is noticed
+    # not Zarr's own array: the reader detects a damaged chunk
     source = RowsAsArray(reader)
     chunks = (reader.chunk_rows, *reader.row_shape)
     rows = da.from_array(source, chunks=chunks, asarray=False)  # type: ignore[no-untyped-call]
@@ -73,7 +73,7 @@ def _lazy(reader: RowReader, name: str) -> tuple[tuple[str, ...], da.Array, dict
 
 
 class RowsAsArray:
-    """The little of an array that Dask needs to read rows through a RowReader."""
+    """The minimal array interface through which Dask reads rows from a RowReader."""
 
     def __init__(self, reader: RowReader) -> None:
         self.reader = reader

@@ -1,8 +1,8 @@
-"""Files that are there whole or not at all, and the ledger of a restartable job.
+"""Files that appear whole or not at all, and the ledger of a restartable job.
 
-Every job of this package follows one pattern: the work goes to a place aside, each finished part leaves a
-marker written last, and the result is published by one rename. A run that is killed leaves markers for what
-was done; the next run does the rest.
+Every job of this package follows one pattern: work is written aside, each finished part leaves a marker, written
+last, and one rename publishes the result. A killed run leaves markers of the finished parts; the next run does the
+others.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _COUNTER = itertools.count()
 
 
 def fsync_path(path: PathLike) -> None:
-    """Force a file or folder to the disk; a filesystem that cannot do it for folders is left alone."""
+    """Force a file or folder to the disk; ignore filesystems that cannot do it for folders."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -46,14 +46,14 @@ def fsync_path(path: PathLike) -> None:
 
 @contextlib.contextmanager
 def staged(target: PathLike, folder: PathLike | None = None, *, durable: bool = True) -> Iterator[Path]:
-    """Yield a scratch path that becomes the local file `target` when the block ends well.
+    """Yield a scratch path that becomes the local file `target` when the block succeeds.
 
     Parameters
     ----------
     target : path
         The file to publish.
     folder : path, optional
-        Where the scratch file lies, on the same filesystem; default: beside the target.
+        Where the scratch file is, on the same filesystem; default: beside the target.
     durable : bool
         Force it to the disk first, so that not even a power failure leaves an empty file of that name.
     """
@@ -73,7 +73,7 @@ def staged(target: PathLike, folder: PathLike | None = None, *, durable: bool = 
 
 
 def write_all(file: io.FileIO, view: memoryview) -> None:
-    """Write all of a buffer to a raw file, which may take less than it is given at a time."""
+    """Write all of a buffer to a raw file, which may accept only part of it at a time."""
     while view:
         view = view[file.write(view) :]
 
@@ -88,9 +88,9 @@ def write_bytes(path: PathLike, *pieces: Any, folder: PathLike | None = None, du
     *pieces : bytes-like
         The content, in order.
     folder : path, optional
-        Where the scratch file of a local write lies, on the same filesystem.
+        Where the scratch file of a local write is, on the same filesystem.
     durable : bool
-        Force it to the disk before it gets its name; otherwise the kernel is only asked to begin.
+        Force it to the disk before it gets its name; otherwise only start writing it.
     """
     if paths.is_remote(path):
         fs, inner = paths.filesystem(path)
@@ -128,7 +128,7 @@ def read_json(path: PathLike) -> Any:
 
 
 def write_sealed(path: PathLike, content: Mapping[str, Any], *, durable: bool = True) -> None:
-    """Write what a job must remember as JSON with a checksum: numbers that changed look like numbers."""
+    """Write the state of a job as JSON with a checksum: a changed number still looks like a number."""
     write_json(path, {**content, SEAL: _seal(content)}, durable=durable)
 
 
@@ -145,7 +145,7 @@ def read_sealed(path: PathLike) -> dict[str, Any]:
     except StoreError as error:
         if isinstance(error.__cause__, OSError):
             raise
-        found = None  # it is there and is no JSON
+        found = None  # it exists and is not JSON
     content = {name: value for name, value in found.items() if name != SEAL} if isinstance(found, dict) else {}
     if not isinstance(found, dict) or found.get(SEAL) != _seal(content):
         raise StoreError(
@@ -156,14 +156,14 @@ def read_sealed(path: PathLike) -> dict[str, Any]:
 
 
 def _seal(content: Mapping[str, Any]) -> int:
-    plain = json.loads(json.dumps(content))  # as it will be read: names are texts, tuples are lists
+    plain = json.loads(json.dumps(content))  # as it will be read: keys become strings, tuples become lists
     return zlib.crc32(json.dumps(plain, sort_keys=True).encode())
 
 
 def aside(path: PathLike) -> str:
     """Return where work towards `path` is kept until it is published.
 
-    A remote has no rename: there the work lies at its final place and an attribute tells when it is complete.
+    A remote has no rename: there the work is at its final place, and an attribute says when it is complete.
     """
     return paths.normalise(path) + ("" if paths.is_remote(path) else PARTIAL_SUFFIX)
 
@@ -171,12 +171,12 @@ def aside(path: PathLike) -> str:
 def publish(work: PathLike, target: PathLike, *, overwrite: bool = False) -> None:
     """Rename finished local work to its final place; the previous content stays until then.
 
-    What an earlier call that was killed left of the previous content goes as well.
+    Also remove previous content that a killed call left behind.
 
     Raises
     ------
     StoreError
-        When there is something at `target` and `overwrite` is not set.
+        When `target` exists and `overwrite` is not set.
     """
     source, final = Path(work), Path(target)
     previous = final.with_name(f"{final.name}.{os.getpid()}-{next(_COUNTER)}{REPLACED_SUFFIX}")
@@ -195,10 +195,10 @@ def publish(work: PathLike, target: PathLike, *, overwrite: bool = False) -> Non
 
 
 def replaced(target: PathLike) -> list[str]:
-    """Return what is left of content that `publish` replaced at `target`; removed only when a new one is there.
+    """Return leftovers of content that `publish` replaced at `target`; none while `target` does not exist.
 
-    A process that is killed between the two renames leaves the new content aside and the previous one under such a
-    name.
+    A process killed between the two renames leaves the new content aside and the previous content under such a
+    name, which is then the only copy.
     """
     final = Path(paths.normalise(target))
     if not os.path.lexists(final):
@@ -208,7 +208,7 @@ def replaced(target: PathLike) -> list[str]:
 
 
 def cannot_write(target: PathLike, error: OSError) -> StoreError:
-    """Return the error that says that a target cannot be written, and why."""
+    """Return the error for a target that cannot be written, with the reason."""
     full = error.errno in NO_ROOM
     what = "make room, or choose another place" if full else "choose a place where this user may write"
     return StoreError(f"{target} cannot be written ({error.strerror or error}); {what}")
@@ -216,9 +216,9 @@ def cannot_write(target: PathLike, error: OSError) -> StoreError:
 
 @contextlib.contextmanager
 def explain_full_disk(work: PathLike) -> Iterator[None]:
-    """Turn what a disk refuses into an error that says where the work is and what to do.
+    """Turn a refusal of the disk into an error that says where the work is and what to do.
 
-    A full disk, quota or size limit, wherever it was met; a place that may not be written to, when it is `work`.
+    Covers a full disk, quota or size limit anywhere, and a `work` folder that is not writable.
     """
     try:
         yield
@@ -243,12 +243,12 @@ def require_outside(path: PathLike, source: PathLike) -> None:
     path : path
         What is to be written.
     source : path
-        The store that is read; on a remote nothing is checked.
+        The store that is read; not checked on a remote.
 
     Raises
     ------
     StoreError
-        When `path` lies inside `source`, by whatever name.
+        When `path` is inside `source`, under any name.
     """
     if paths.is_remote(path) or paths.is_remote(source):
         return
@@ -265,7 +265,7 @@ def require_space(path: PathLike, needed: int) -> None:
     Parameters
     ----------
     path : path
-        Where the work will lie; on a remote nothing is checked.
+        Where the work will be; not checked on a remote.
     needed : int
         Bytes still to be written.
     """
@@ -304,12 +304,12 @@ class Ledger:
     Parameters
     ----------
     folder : path or fsspec URL
-        Where the markers lie; made when the first one is written.
+        Where the markers are; created with the first one.
     prefix : str
-        Tells several kinds of parts in one folder apart.
+        Distinguishes several kinds of parts in one folder.
     durable : bool
-        Force each marker to the disk. A job that does without must check its parts when it goes on after a
-        power failure; a killed process needs neither.
+        Force each marker to the disk. Without it, a job must check its parts when it resumes after a power
+        failure; a killed process loses nothing either way.
     """
 
     def __init__(self, folder: PathLike, prefix: str = "part", *, durable: bool = True) -> None:
@@ -322,7 +322,7 @@ class Ledger:
         return paths.join(self.folder, f"{self.prefix}-{part:08d}.json")
 
     def mark(self, part: int, content: dict[str, Any]) -> None:
-        """Note that a part is done; `content` is kept with it."""
+        """Record that a part is done, with `content`."""
         if not paths.is_remote(self.folder):
             os.makedirs(self.folder, exist_ok=True)
         write_sealed(self.file(part), content, durable=self.durable)
@@ -335,11 +335,11 @@ class Ledger:
         return sorted(int(m) for m in middles if m.isdigit())
 
     def read(self, part: int) -> dict[str, Any]:
-        """Return what was kept with a part."""
+        """Return the content recorded with a part."""
         return read_sealed(self.file(part))
 
     def unmark(self, part: int) -> None:
-        """Take the marker of a part back."""
+        """Remove the marker of a part."""
         paths.remove(self.file(part))
 
     def missing(self, n_parts: int) -> list[int]:

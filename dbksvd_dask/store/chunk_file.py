@@ -1,6 +1,6 @@
-"""The file of one chunk: made, summed up, written and read back in pieces, while the cache has the piece.
+"""The file of one chunk: read, checksummed, written and read back piece by piece, while the piece is in the cache.
 
-One pass over memory instead of five: at the sizes of chunks each further one costs about 0.08 s/GB.
+One pass over memory instead of five: at the size of a chunk, each further pass costs about 0.08 s/GB.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dbksvd_dask.store.checksums import crc32c
 
 # in the processor's cache together with what is read back; smaller writes cost more in the kernel
 PIECE_BYTES = 3 << 18
-# the disk begins while the rest of a chunk is still to come; smaller steps cost more calls than they gain
+# the disk starts before the chunk is complete; smaller steps cost more calls than they gain
 WRITEBACK_BYTES = 1 << 23
 
 Watch = Callable[[int, npt.NDArray[Any]], None]
@@ -31,7 +31,7 @@ class ReadBackError(OSError):
 
 @dataclass(frozen=True)
 class Stream:
-    """The rows of a chunk that are read as they are written, never all in memory.
+    """Rows of a chunk that are read while they are written, never all in memory.
 
     Attributes
     ----------
@@ -40,7 +40,7 @@ class Stream:
     dtype : dtype
         As stored.
     fill : callable
-        Given the first row and an array of shape (n, ...), puts the n rows from there on into it.
+        Called with the first row and an array of shape (n, ...); fills it with the n rows from there.
     """
 
     shape: tuple[int, ...]
@@ -67,7 +67,7 @@ Rows = npt.NDArray[Any] | Stream
 
 
 def piece_rows(row_bytes: int) -> int:
-    """Return the rows of a piece: a power of two, so that pieces begin at multiples of a page where rows allow it.
+    """Return the rows of a piece: a power of two, so pieces start at multiples of a page if rows do.
 
     >>> piece_rows(1536), piece_rows(4096), piece_rows(1 << 30)
     (512, 128, 1)
@@ -96,7 +96,7 @@ def write_chunk_file(
     pad : int
         Zero bytes that follow; not part of the checksum.
     folder : str
-        Where the scratch file lies, on the same filesystem.
+        Where the scratch file is, on the same filesystem.
     verify : bool
         Read every piece back and compare it.
     on_rows : callable, optional
@@ -133,7 +133,7 @@ def write_chunk_file(
 
 
 def _piece(rows: Rows, first: int, buffer: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the rows from `first` on, as many as the buffer has room for."""
+    """Return the rows from `first`, as many as fit the buffer."""
     if isinstance(rows, np.ndarray):
         return rows[first : first + len(buffer)]
     piece = buffer[: len(rows) - first]
@@ -142,6 +142,6 @@ def _piece(rows: Rows, first: int, buffer: npt.NDArray[Any]) -> npt.NDArray[Any]
 
 
 def _reads_back(fd: int, start: int, content: npt.NDArray[np.uint8], buffer: npt.NDArray[Any]) -> bool:
-    """Tell whether a file has `content` at `start`."""
+    """Return whether a file has `content` at `start`."""
     found = buffer.reshape(-1).view(np.uint8)[: len(content)]
     return read_at(fd, found.data, start) == len(content) and same_bytes(found, content)

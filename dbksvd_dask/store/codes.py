@@ -1,4 +1,4 @@
-"""The codes store: a Zarr v3 group with the codes of a whole activation store, and what they say per atom.
+"""The codes store: a Zarr v3 group with the codes of a whole activation store, and their statistics per atom.
 
 ```
 CODES/zarr.json            format, version, n_atoms, k, parameters, fingerprints, metrics, `complete`
@@ -13,7 +13,7 @@ CODES/statistics/          over all samples, gathered in the same pass
     error_histogram                    int64 (error_bin,)  samples by relative error; the last bin is >= 1
 ```
 
-Codes are in whole-row chunks aligned with those of the activations. The statistics lie in a group of their
+Codes are in whole-row chunks aligned with those of the activations. The statistics are in a group of their
 own because a dimension and a variable of one dataset cannot both be called `atom`. Writing is in `codes_writer`.
 """
 
@@ -69,7 +69,7 @@ def open_statistics(path: PathLike) -> xr.Dataset:
     Returns
     -------
     xarray.Dataset
-        See the head of this module; the attributes of the store, and `l1_sum`.
+        See the docstring of this module; the attributes of the store, and `l1_sum`.
     """
     text, attributes = checked_codes(path)
     place = paths.join(text, STATISTICS)
@@ -81,14 +81,14 @@ def open_statistics(path: PathLike) -> xr.Dataset:
 
 
 def statistics_checksums(arrays: Mapping[str, npt.NDArray[Any]], kind: str = CHECKSUMS) -> dict[str, int]:
-    """Checksums of the arrays of the statistics, kept as an attribute of their group that is named `kind`."""
+    """Return the checksums of the statistics, kept as an attribute of their group that is named `kind`."""
     return {name: KINDS[kind](array, 0) for name, array in arrays.items()}
 
 
 def _check_statistics(
     place: str, arrays: dict[str, npt.NDArray[Any]], attributes: dict[str, Any], own: dict[str, Any]
 ) -> None:
-    """Refuse statistics that are not what was written, or name atoms and samples that are not there."""
+    """Refuse statistics that differ from what was written, or name atoms or samples that do not exist."""
     damaged = f"{place} is damaged"
     advice = "restore this folder or encode again with `dbksvd encode`"
     if not isinstance(own.get("l1_sum"), int | float):
@@ -108,7 +108,7 @@ def _check_statistics(
 
 
 def stored_code_moments(statistics: xr.Dataset) -> CodeMoments:
-    """Give the statistics as `evaluate.codes` knows them, for its summaries and histograms.
+    """Return the statistics as `CodeMoments`, for its summaries and histograms.
 
     Parameters
     ----------
@@ -156,7 +156,7 @@ def verify_codes(path: PathLike) -> int:
 
 
 def checked_codes(path: PathLike) -> tuple[str, dict[str, Any]]:
-    """Refuse what is no finished codes store of this version; give its place and attributes."""
+    """Refuse what is not a finished codes store that this version reads; return its path and attributes."""
     text = paths.normalise(path)
     if not paths.exists(text):
         begun = f"; an unfinished encode is at {text}.partial" if paths.exists(f"{text}.partial") else ""
@@ -187,7 +187,7 @@ def checked_codes(path: PathLike) -> tuple[str, dict[str, Any]]:
 
 
 class CheckedAtoms(RowsAsArray):
-    """The indices of atoms in a codes store; each block that is read is checked, for kernels use them as they are.
+    """The indices of atoms in a codes store; each block is checked as it is read: kernels use indices unchecked.
 
     Parameters
     ----------
@@ -209,7 +209,7 @@ class CheckedAtoms(RowsAsArray):
 
 
 def codes_readers(path: str, attributes: dict[str, Any]) -> tuple[RowReader, RowReader]:
-    """Open the indices and the coefficients, two arrays of the shape that the attributes say."""
+    """Open the indices and the coefficients, two arrays of the shape in the attributes."""
     atom, coefficient = (_reader(path, name) for name in ("atom", "coefficient"))
     for reader, kind in ((atom, "i"), (coefficient, "f")):
         if reader.dtype.kind != kind or len(reader.row_shape) != 1:
@@ -227,5 +227,5 @@ def codes_readers(path: str, attributes: dict[str, Any]) -> tuple[RowReader, Row
 
 
 def _reader(path: str, name: str) -> RowReader:
-    # a chunk that is not there is damage, not a chunk of zeros
+    # a missing chunk is damage, not a chunk of zeros
     return dataclasses.replace(open_aligned(path, name), complete=True)

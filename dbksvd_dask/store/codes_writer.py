@@ -33,7 +33,7 @@ class CodesPlan:
     ----------
     params : how samples become codes: k, encoder, nonneg, refit, min_coefficient, rtol
     dictionary, store : fingerprints
-    about : where both lay and what is known of them; not compared between runs
+    about : where both were and what is known of them; not compared between runs
     """
 
     n_samples: int
@@ -68,11 +68,11 @@ class CodesPlan:
         return -(-self.n_samples // self.unit_rows)
 
     def unit_bounds(self, unit: int) -> tuple[int, int]:
-        """First row of a unit and the row after its last."""
+        """Return the first row of a unit and the row after its last."""
         return unit * self.unit_rows, min((unit + 1) * self.unit_rows, self.n_samples)
 
     def part_units(self, part: int, n_parts: int) -> range:
-        """Units of part `part` of 1..n_parts: neighbours, as even as can be."""
+        """Return the units of part `part` of 1..n_parts: neighbours, as evenly split as possible."""
         return range((part - 1) * self.n_units // n_parts, part * self.n_units // n_parts)
 
     def arrays(self) -> list[ArraySpec]:
@@ -81,11 +81,11 @@ class CodesPlan:
         return [ArraySpec(name, dtype, (self.k,), ("slot",)) for name, dtype in dtypes.items()]
 
     def nbytes(self, n_samples: int) -> int:
-        """Bytes of the codes of some samples."""
+        """Return the bytes of the codes of some samples."""
         return n_samples * self.k * (4 + np.dtype(self.coefficient_dtype).itemsize)
 
     def identity(self) -> dict[str, Any]:
-        """What must be the same for two runs to write one store, under the names users know."""
+        """Return what must be the same for two runs to write one store, under the names users know."""
         out = asdict(self)
         del out["about"]
         return {**out.pop("params"), **out}
@@ -100,7 +100,7 @@ class CodesPlan:
 
     @classmethod
     def of_store(cls, attributes: dict[str, Any]) -> CodesPlan:
-        """Give the plan of a finished store from its attributes."""
+        """Return the plan of a finished store from its attributes."""
         names = ("n_samples", "n_features", "n_atoms", "chunk_rows", "n_top", "coefficient_dtype", "params")
         prints = {name: attributes[name]["fingerprint"] for name in ("dictionary", "store")}
         return cls(**{name: attributes[name] for name in names}, **prints, about={})
@@ -112,7 +112,7 @@ class CodesPlan:
             if mine[name] != theirs.get(name):
                 raise MismatchError(
                     f"{where} was begun with {name}={theirs.get(name)!r}, this run has {name}={mine[name]!r}; use "
-                    "the same to go on, another output, or force=True to begin again"
+                    "the same to resume, another output, or force=True to begin again"
                 )
 
 
@@ -152,7 +152,7 @@ class CodesWriter:
         self._partial.begin(self._head(), asdict(self.plan))
 
     def _head(self) -> dict[str, Any]:
-        """Attributes of the store while it is not complete."""
+        """Return the attributes of the store while it is not complete."""
         plan = self.plan
         head = {
             "format": CODES_FORMAT,
@@ -176,7 +176,7 @@ class CodesWriter:
 
     @property
     def complete(self) -> bool:
-        """Tell whether everything is written and only the publishing is left."""
+        """Return whether everything is written and only the publishing is left."""
         attributes = self._partial.attributes()
         if attributes.get("complete") and attributes.get(ATTRIBUTES_CRC) != attributes_checksum(attributes):
             raise StoreError(
@@ -202,7 +202,8 @@ class CodesWriter:
         ----------
         unit : int
         atom, coefficient : ndarray of shape (rows of the unit, k), of the dtypes of the store
-        sums : over the same rows
+        sums : CodeSums
+            Over the same rows.
         """
         rows, arrays = self.plan.chunk_rows, {"atom": atom, "coefficient": coefficient}
         first = unit * (self.plan.unit_rows // rows)
@@ -291,7 +292,7 @@ class CodesWriter:
 
 
 def statistics(sums: CodeSums) -> dict[str, npt.NDArray[Any]]:
-    """Give the sums over all samples as the arrays of the group `statistics`."""
+    """Return the sums over all samples as the arrays of the group `statistics`."""
     return {
         "count": sums.codes.n_active,
         "positive_count": sums.codes.n_positive,

@@ -1,7 +1,7 @@
 """A dictionary on disk.
 
-It is a Zarr group with `dictionary` (atom, feature) and `mean` (feature,), and in its attributes the format, the
-parameters, the source, the iteration and the history. It is a local folder. Nothing is pickled.
+A Zarr group with `dictionary` (atom, feature) and `mean` (feature,), and in its attributes the format, the
+parameters, the source, the iteration and the history; always a local folder, and nothing is pickled.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ATTRIBUTES_CRC = "attributes_crc32"
 
 
 def save_dictionary(path: PathLike, dictionary: Dictionary, *, overwrite: bool = False) -> str:
-    """Write a dictionary: aside first, then renamed to `path`."""
+    """Write a dictionary aside, then rename it to `path`."""
     target = local_folder(path, "a dictionary")
     if os.path.exists(target) and not overwrite:
         raise StoreError(f"{target} already exists; choose another path, or replace it with overwrite=True")
@@ -46,7 +46,7 @@ def save_dictionary(path: PathLike, dictionary: Dictionary, *, overwrite: bool =
 
 
 def publish_dictionary(target: str, dictionary: Dictionary) -> str:
-    """Write a dictionary, in place of what is there."""
+    """Write a dictionary and replace what is at `target`."""
     work = aside(target)
     shutil.rmtree(work, ignore_errors=True)
     try:
@@ -99,7 +99,7 @@ def _write(path: str, dictionary: Dictionary) -> None:
 
 
 def _put(group: zarr.Group, name: str, values: np.ndarray, dims: tuple[str, ...]) -> int:
-    """Write one array; its checksum."""
+    """Write one array; return its checksum."""
     array = group.create_array(
         name,
         shape=values.shape,
@@ -114,15 +114,15 @@ def _put(group: zarr.Group, name: str, values: np.ndarray, dims: tuple[str, ...]
 
 
 def _checksum(values: np.ndarray) -> int:
-    """CRC-32 of an array: of its dtype and shape, which the metadata of Zarr tell, and of its bytes."""
+    """Return the CRC-32 of an array: of its dtype and shape, which Zarr's metadata state, and of its bytes."""
     head = zlib.crc32(f"{values.dtype.str} {values.shape}".encode())
     return zlib.crc32(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data, head)
 
 
 def attributes_checksum(attributes: dict[str, Any]) -> int:
-    """CRC-32 of all attributes but this checksum itself, however JSON spells and orders them."""
+    """Return the CRC-32 of all attributes but this checksum itself, however JSON spells and orders them."""
     known = {name: value for name, value in attributes.items() if name != ATTRIBUTES_CRC}
-    plain = json.loads(json.dumps(known))  # as they will be read: names are texts, tuples are lists
+    plain = json.loads(json.dumps(known))  # as they will be read: keys become strings, tuples become lists
     return zlib.crc32(json.dumps(plain, sort_keys=True).encode())
 
 
@@ -156,7 +156,7 @@ def _read(where: str, group: zarr.Group, attrs: dict[str, Any]) -> Dictionary:
     present = [name for name in _ARRAYS if paths.get_array(where, group, name) is not None]
     arrays = {name: paths.read_array(where, group, name) for name in present}
     for name, expected in attrs["crc32"].items():
-        # Zarr reads a chunk that is not there as zeros, without a word
+        # Zarr silently reads a missing chunk as zeros
         if name not in arrays or _checksum(arrays[name]) != expected:
             raise StoreError(f"{where} is damaged: its array `{name}` is not what was written")
     atoms = arrays["dictionary"]
@@ -183,7 +183,7 @@ def _read(where: str, group: zarr.Group, attrs: dict[str, Any]) -> Dictionary:
 
 
 def _check_shapes(where: str, arrays: dict[str, np.ndarray]) -> None:
-    """Refuse arrays whose shapes do not follow from that of the atoms: kernels take them as they are."""
+    """Refuse arrays whose shapes do not match the atoms: kernels do not check them."""
     n_atoms, n_features = arrays["dictionary"].shape
     shapes = {
         "mean": (n_features,),
@@ -200,12 +200,12 @@ def _check_shapes(where: str, arrays: dict[str, np.ndarray]) -> None:
 
 
 def is_zarr(folder: PathLike) -> bool:
-    """Whether a folder is itself a Zarr group or array."""
+    """Return whether a folder is itself a Zarr group or array."""
     return any(os.path.exists(os.path.join(folder, name)) for name in _ZARR_NAMES)
 
 
 def local_folder(path: PathLike, what: str) -> str:
-    """Path in the local file system; URLs of others are refused."""
+    """Return a path in the local file system; refuse URLs of others."""
     if paths.is_remote(path):
         raise StoreError(f"{what} must be a local folder, got {path}; use a local path and copy the folder")
     return paths.normalise(path)

@@ -65,7 +65,7 @@ class Aligned:
 
 @dataclass(frozen=True)
 class StorePlan:
-    """What a store will hold; written first, so that a later run can tell whether it is the same."""
+    """What a store will hold; written first, so that a later run can compare."""
 
     n_samples: int | None
     n_features: int
@@ -105,7 +105,7 @@ def make_plan(
     aligned: Mapping[str, Aligned | npt.DTypeLike] | None,
     job: Mapping[str, Any] | None,
 ) -> StorePlan:
-    """Check what was asked for and fill in the defaults."""
+    """Check the request and fill in the defaults."""
     name = dtype_name(dtype)
     if (n_samples is not None and n_samples < 1) or n_features < 1:
         raise InputError(f"a store of shape ({n_samples}, {n_features}) has no content; need at least (1, 1)")
@@ -125,18 +125,18 @@ def make_plan(
 
 
 def check_same(path: str, before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Refuse to go on with a store that was begun with another description, naming the difference."""
+    """Refuse to resume a store that was begun with another description, naming the difference."""
     different = [key for key in now if before.get(key) != now[key]]
     if different:
         key, old, new = _first_difference(different[0], before.get(different[0]), now[different[0]])
         raise MismatchError(
             f"an unfinished store at {atomic.aside(path)} was begun with {key}={old!r}, now {key}={new!r}; use "
-            "the same options to go on, or force=True to begin again"
+            "the same options to resume, or force=True to begin again"
         )
 
 
 def _first_difference(key: str, old: Any, new: Any) -> tuple[str, Any, Any]:
-    """Return the innermost name and the two values that differ: a whole description would fill the screen."""
+    """Return the innermost name and the two values that differ: a whole description would not fit the screen."""
     if isinstance(old, dict) and isinstance(new, dict):
         inner = next(name for name in sorted({*old, *new}) if old.get(name) != new.get(name))
         return _first_difference(inner, old.get(inner), new.get(inner))
@@ -146,7 +146,7 @@ def _first_difference(key: str, old: Any, new: Any) -> tuple[str, Any, Any]:
 
 
 def require_replaceable(path: str, format_name: str) -> None:
-    """Refuse to replace what is not of the same kind: a wrong name must not cost anybody's files.
+    """Refuse to replace anything of another kind: a wrong name must not delete a user's files.
 
     Parameters
     ----------
@@ -172,7 +172,7 @@ def require_replaceable(path: str, format_name: str) -> None:
 
 
 def attributes_of(plan: StorePlan) -> dict[str, Any]:
-    """Attributes of a store while it is not complete."""
+    """Return the attributes of a store while it is not complete."""
     return {
         "format": ACTIVATIONS_FORMAT,
         "format_version": ACTIVATIONS_VERSION,

@@ -1,12 +1,13 @@
 """One writer per target: a lock file that names its owner and shows that the owner is alive.
 
 The lock of a store is ``STORE.lock`` beside it, that of a fit ``RUN/fit.lock``. It is created with O_EXCL, which
-the server of a network file system decides. A killed process leaves its lock behind; the next one takes it over:
+is decided by the server of a network file system. A killed process leaves its lock behind; the next one takes it
+over:
 
-- A process on this machine runs if its number and its start are found, whatever the clocks say.
-- A process elsewhere touches its lock every `BEAT_SECONDS`. Whoever wants the lock watches it. If it is touched,
-  the newcomer is refused; untouched for `PATIENCE_SECONDS`, it is taken over. The time before the watch counts by
-  the clock of the file server alone, and a time in the future counts for nothing.
+- A process on this machine is alive if its number and start time are found; clocks do not matter.
+- A process elsewhere touches its lock every `BEAT_SECONDS`. A process that wants the lock watches it: if it is
+  touched, the newcomer is refused; if not for `PATIENCE_SECONDS`, the newcomer takes it over. Time before the
+  watch counts only by the clock of the file server, and times in the future do not count.
 
 Not every object store can create exclusively, so targets on a remote are not locked.
 """
@@ -39,10 +40,10 @@ BEAT_SECONDS = 10.0
 PATIENCE_SECONDS = 120.0  # twelve beats; a file server that restarts takes a minute
 POLL_SECONDS = 5.0
 WRITE_SECONDS = 0.1
-RECORD_BYTES = 1024  # a lock is written in one piece of one length, so no reader finds half of it
-ATTEMPTS = 20  # of a lock that others take and give back meanwhile
+RECORD_BYTES = 1024  # a lock is one write of fixed length, so no reader sees half of it
+ATTEMPTS = 20  # at a lock that others take and release meanwhile
 
-UNKNOWN = "?"  # start of a process that runs but may not be looked at
+UNKNOWN = "?"  # start of a process that runs but may not be inspected
 _NO_FLOCK = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
 
@@ -55,7 +56,7 @@ class Owner:
     host, machine : name of the machine; its boot and process namespace, which give a process number its meaning
     pid, started : number and start of the process
     what, since : what it runs, and the time it began, for people
-    token : tells two locks of one process apart
+    token : distinguishes two locks of one process
     """
 
     host: str
@@ -73,21 +74,21 @@ class Owner:
         return cls(platform.node(), machine(), pid, process_start(pid) or UNKNOWN, what, since, uuid.uuid4().hex)
 
     def is_local(self) -> bool:
-        """Tell whether its process number can be looked up here."""
+        """Return whether its process number can be looked up here."""
         return (self.host, self.machine) == (platform.node(), machine())
 
     def is_alive(self) -> bool:
-        """Tell whether the process of an owner on this machine runs; another one of its number does not count."""
+        """Return whether the process of an owner on this machine runs; a later one of its number does not."""
         found = process_start(self.pid)
         return found is not None and (UNKNOWN in (found, self.started) or found == self.started)
 
     def describe(self) -> str:
-        """Say who this is, for people."""
+        """Describe the owner in a message."""
         return f"{self.what} by process {self.pid} on {self.host or 'this machine'} since {self.since}"
 
 
 def machine() -> str:
-    """Name the boot and the process namespace of this system; empty where it does not tell."""
+    """Name the boot and the process namespace of this system; empty if unavailable."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
@@ -96,9 +97,9 @@ def machine() -> str:
 
 
 def process_start(pid: int) -> str | None:
-    """Return when a process started, by a clock that nobody sets; None if no such process runs.
+    """Return when a process started, by a monotonic clock; None if no such process runs.
 
-    Linux counts ticks since the boot. A process that was killed and not yet waited for does not run.
+    Linux counts ticks since the boot. A zombie does not run.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -111,7 +112,7 @@ def process_start(pid: int) -> str | None:
 
 
 def _started_elsewhere(pid: int) -> str | None:
-    """Do without /proc, or with one that hides the processes of others."""
+    """Find the start without /proc, or with one that hides the processes of others."""
     try:
         os.kill(pid, 0)
     except PermissionError:
@@ -143,16 +144,16 @@ class Lock:
         self.path, self.target, self.owner = path, target, owner
 
     def is_held(self) -> bool:
-        """Tell whether the lock file still names this owner."""
+        """Return whether the lock file still names this owner."""
         return self.path is None or _read(self.path) == self.owner
 
     def require_held(self) -> None:
-        """Stop before a result is published that somebody else may have begun to write.
+        """Stop before publishing a result that another process may have begun to write.
 
         Raises
         ------
         BusyError
-            When the lock was taken over or removed while this process stood still.
+            When the lock was taken over or removed while this process was suspended.
         """
         if self.is_held():
             return
@@ -164,7 +165,7 @@ class Lock:
         )
 
     def beat(self) -> None:
-        """Show that this process is alive; leaves a lock of another owner alone."""
+        """Show that this process is alive; leave a lock of another owner alone."""
         if self.path is None:
             return
         try:
@@ -189,11 +190,11 @@ def hold(target: PathLike, what: str, *, inside: bool = False) -> Iterator[Lock]
     Parameters
     ----------
     target : path
-        A store, or the folder of a fit; on a remote nothing is locked.
+        A store, or the folder of a fit; not locked on a remote.
     what : str
-        What this process does, as "a fit", for whoever is refused.
+        What this process does, such as "a fit", for the message of a refused process.
     inside : bool
-        The lock lies in the folder `target`, which is made; default: beside it.
+        Put the lock into the folder `target`, which is created; default: beside it.
 
     Raises
     ------
@@ -227,7 +228,7 @@ def _beat_until(lock: Lock, done: threading.Event) -> None:
 
 @contextlib.contextmanager
 def _folder(folder: str, target: str) -> Iterator[None]:
-    """Make a folder for the time of a block; it stays if something was put there."""
+    """Create a folder for the duration of a block; keep it if it is not empty afterwards."""
     made = not os.path.isdir(folder)
     try:
         os.makedirs(folder, exist_ok=True)
@@ -250,7 +251,7 @@ def acquire(path: str, target: str, owner: Owner) -> Lock:
     for _ in range(ATTEMPTS):
         if _create(path, target, owner):
             return lock
-        with contextlib.suppress(FileNotFoundError):  # given back meanwhile: try again
+        with contextlib.suppress(FileNotFoundError):  # released meanwhile: try again
             found = _read(path) or _read_again(path)
             _require_dead(path, target, found)
             if _take_over(path, target, found, owner):
@@ -278,12 +279,12 @@ def _create(path: str, target: str, owner: Owner) -> bool:
 
 
 def _require_dead(path: str, target: str, found: Owner | None) -> None:
-    """Refuse a lock whose owner runs; of an owner elsewhere wait for a sign of life, or the lack of one."""
+    """Refuse a lock whose owner runs; wait to see whether an owner elsewhere shows life."""
     if found is not None and found.is_local():
         alive = found.is_alive()
     else:
         alive = _shows_life(path, target, found)
-        found = found or _read(path)  # it may have been written only now
+        found = found or _read(path)  # it may have been written only just now
     if alive:
         raise BusyError(
             f"{target} is in use: {_name(found)}; wait for it, or choose another target; if that process is not "
@@ -301,14 +302,14 @@ def _shows_life(path: str, target: str, found: Owner | None) -> bool:
     Raises
     ------
     FileNotFoundError
-        When it is given back meanwhile.
+        When it is released meanwhile.
     """
     touched = _touched(path)
     try:
         now = _now(path)
     except OSError as error:
         raise cannot_write(target, error) from error
-    waited = min(max(0.0, now - touched), PATIENCE_SECONDS)  # a time in the future counts for nothing
+    waited = min(max(0.0, now - touched), PATIENCE_SECONDS)  # times in the future do not count
     if waited < PATIENCE_SECONDS:
         left = PATIENCE_SECONDS - waited
         logger.warning("%s is in use: %s; waiting %.0f s for a sign of life", target, _name(found), left)
@@ -338,10 +339,10 @@ def _now(path: str) -> float:
 
 
 def _take_over(path: str, target: str, found: Owner | None, owner: Owner) -> bool:
-    """Write a new owner into the lock file of a dead one; False if somebody else was quicker."""
+    """Write a new owner into the lock file of a dead one; False if another process was faster."""
     try:
         with _opened(path) as fd:
-            # a file that was given back has no name any more
+            # a released file no longer has a name
             ours = _flock(fd) and os.path.samestat(os.fstat(fd), os.stat(path))
             if not ours or _parse(os.pread(fd, RECORD_BYTES, 0)) != found:
                 return False
@@ -366,7 +367,7 @@ def _opened(path: str) -> Iterator[int]:
 
 
 def _flock(fd: int) -> bool:
-    """Keep others from taking over the same file, until it is closed; where files cannot be locked, trust."""
+    """Keep others from taking over the same file until it is closed; succeed where files cannot be locked."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -381,7 +382,7 @@ def _write(fd: int, owner: Owner) -> None:
 
 
 def _read(path: str) -> Owner | None:
-    """Return the owner that a lock file names; None if there is none to be read."""
+    """Return the owner that a lock file names; None if it cannot be read."""
     try:
         with open(path, "rb", buffering=0) as file:
             return _parse(file.read(RECORD_BYTES))
@@ -390,7 +391,7 @@ def _read(path: str) -> Owner | None:
 
 
 def _read_again(path: str) -> Owner | None:
-    """Give a process that has just created a lock the time to write its name into it."""
+    """Return a process that has just created a lock the time to write its name into it."""
     time.sleep(WRITE_SECONDS)
     return _read(path)
 

@@ -368,7 +368,7 @@ class Partial:
         return [[self._checksum(name, first + i, n, kind) for name in self.arrays] for i, n in enumerate(lengths)]
 
     def check(self, part: int) -> bool:
-        """Tell whether a written part reads back as it was written, by its checksums."""
+        """Return whether a written part reads back as it was written, by its checksums."""
         try:
             mark = self._ledger.read(part)
             kind = kind_in(mark)
@@ -447,7 +447,7 @@ class Partial:
             yield home
 
     def publish(self, overwrite: bool) -> None:
-        """Give the complete store its name and remove what the work left; the plan goes last."""
+        """Return the complete store its name and remove what the work left; the plan goes last."""
         for name in paths.list_names(self.folder):
             if name != PLAN:
                 paths.remove(paths.join(self.folder, name))

@@ -1,7 +1,7 @@
-"""Where a store lives: a local path or any fsspec URL, behind a handful of file operations.
+"""Where a store is: a local path or any fsspec URL, behind a few file operations.
 
 Credentials and endpoints of a remote are taken from fsspec's own configuration (``FSSPEC_S3_ENDPOINT_URL``
-and the like, or ``~/.config/fsspec``), so that every worker process finds them without being told.
+and the like, or ``~/.config/fsspec``), so that every worker process finds them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def normalise(path: PathLike) -> str:
 
 
 def is_remote(path: PathLike) -> bool:
-    """Tell whether `path` is an fsspec URL that is not a local file."""
+    """Return whether `path` is an fsspec URL that is not a local file."""
     return "://" in normalise(path)
 
 
@@ -61,7 +61,7 @@ def filesystem(path: PathLike) -> tuple[Any, str]:
 
 @contextlib.contextmanager
 def explain_refusal(path: PathLike) -> Iterator[None]:
-    """Turn whatever a remote answers to a first write into an error that names the place."""
+    """Turn any refusal of a first write to a remote into an error that names the place."""
     try:
         yield
     except Exception as error:  # every protocol has errors of its own
@@ -74,11 +74,11 @@ def explain_refusal(path: PathLike) -> Iterator[None]:
 
 
 def exists(path: PathLike) -> bool:
-    """Tell whether there is a file or folder at `path`."""
+    """Return whether there is a file or folder at `path`."""
     if not is_remote(path):
         return os.path.lexists(normalise(path))
     fs, inner = filesystem(path)
-    # an object store keeps its folder listings for a while: a store written since would not be seen
+    # fsspec caches folder listings: a store written since would not be seen
     fs.invalidate_cache()
     return bool(fs.exists(inner))
 
@@ -92,7 +92,7 @@ def read_bytes(path: PathLike) -> bytes:
 
 
 def list_names(path: PathLike) -> list[str]:
-    """Return the sorted names inside a folder; an absent folder is an empty one."""
+    """Return the sorted names inside a folder; a missing folder counts as empty."""
     if not is_remote(path):
         folder = Path(normalise(path))
         return sorted(os.listdir(folder)) if folder.is_dir() else []
@@ -106,7 +106,7 @@ def list_names(path: PathLike) -> list[str]:
 
 
 def remove(path: PathLike) -> None:
-    """Delete a file or a whole folder; do nothing when it is not there."""
+    """Delete a file or a whole folder; do nothing if it does not exist."""
     if not is_remote(path):
         local = Path(normalise(path))
         if local.is_dir() and not local.is_symlink():
@@ -142,7 +142,7 @@ def open_zarr(path: PathLike, mode: Literal["r", "r+"] = "r") -> zarr.Group | za
     Raises
     ------
     StoreError
-        When there is nothing at `path`, or something that is not Zarr.
+        When `path` does not exist or is not Zarr.
     """
     if not exists(path):
         hint = f"; an unfinished one is at {path}.partial" if exists(f"{normalise(path)}.partial") else ""
@@ -173,7 +173,7 @@ def get_array(path: PathLike, group: zarr.Group, name: str) -> zarr.Array[Any] |
     Raises
     ------
     StoreError
-        When the array is there and its metadata cannot be read.
+        When the array exists and its metadata cannot be read.
     """
     home = join(path, name)
     with explain_metadata(home):
@@ -185,7 +185,7 @@ def get_array(path: PathLike, group: zarr.Group, name: str) -> zarr.Array[Any] |
 
 
 def get_arrays(path: PathLike, group: zarr.Group) -> dict[str, zarr.Array[Any]]:
-    """Return the arrays of the group at `path` by name; a broken one is an error, not one array less."""
+    """Return the arrays of the group at `path` by name; a broken one is an error, not skipped."""
     try:
         found = dict(group.arrays())
     except Exception:  # it does not say which array: find out below
@@ -217,14 +217,14 @@ def read_array(path: PathLike, group: zarr.Group, name: str) -> npt.NDArray[Any]
 
 
 def _is_described(group: zarr.Group, home: str) -> bool:
-    """Tell whether a folder says that it is a Zarr node; consolidated metadata speak for their group."""
+    """Return whether a folder describes itself as a Zarr node; consolidated metadata describe the whole group."""
     if group.metadata.consolidated_metadata is not None:
         return False
     return bool(set(_METADATA) & set(list_names(home)))
 
 
 def _check_node(node: zarr.Group | zarr.Array[Any] | None) -> None:
-    """Refuse what Zarr accepts and nobody can read: chunks of no rows, sizes beyond a file, odd attributes."""
+    """Refuse what Zarr accepts but cannot be read: chunks of no rows, sizes beyond a file, odd attributes."""
     if node is None:
         return
     if not isinstance(node.metadata.attributes, Mapping):

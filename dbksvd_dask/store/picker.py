@@ -1,4 +1,4 @@
-"""Rows picked from anywhere in a local store: quick as long as the file cache holds its files."""
+"""Rows picked from anywhere in a local store: fast while its files are in the file cache."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RowPicker:
     """Reads rows in any order out of the files of a local uncompressed store; all of them stay open until `close`.
 
     A small store is mapped, which takes a quarter of the time of a read per row. Mapped pages count as memory of
-    the process, and the promise is a bounded one: beyond `most_mapped` bytes every row is a small read.
+    the process, which is promised to be bounded: beyond `most_mapped` bytes every row is a small read.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ class RowPicker:
     Raises
     ------
     StoreError
-        When a chunk is missing or has another size than it should.
+        When a chunk is missing or has the wrong size.
     """
 
     def __init__(self, reader: RowReader, most_mapped: int = 0) -> None:
@@ -56,16 +56,16 @@ class RowPicker:
         self._addresses = np.array([view.ctypes.data for view in self._maps], np.uint64)
 
     def pick(self, rows: npt.NDArray[np.int64], out: npt.NDArray[Any]) -> None:
-        """Read rows; from any thread.
+        """Read rows; thread-safe.
 
         Parameters
         ----------
         rows : ndarray of int64, shape (n,)
             Which rows.
         out : ndarray of shape (n, n_features), C-contiguous, of the dtype as stored
-            Where they go.
+            Filled with them.
         """
-        # here: numba takes half a second, which most jobs need not wait for
+        # imported here: numba takes half a second, which most jobs do not need
         from dbksvd_dask.store.small_reads import copy_each, read_each
 
         reader = self._reader
@@ -79,16 +79,16 @@ class RowPicker:
 
     def close(self) -> None:
         """Close the files; nothing may be picked afterwards."""
-        self._maps = []  # the last reference to a map undoes it
+        self._maps = []  # a map is closed with its last reference
         for fd in self._fds[self._fds >= 0].tolist():
             os.close(fd)
         self._fds[:] = -1
 
 
 def in_file_cache(reader: RowReader) -> bool:
-    """Tell whether the files of a local uncompressed store lie in the file cache; False when it cannot be told.
+    """Return whether the files of a local uncompressed store are in the file cache; False if unknown.
 
-    Looks at three pages of every chunk without waiting for the disk.
+    Probes three pages of every chunk without waiting for the disk.
     """
     size = reader.chunk_rows * reader.n_features * reader.stored.itemsize
     page = bytearray(min(_PAGE, size))
@@ -104,7 +104,7 @@ def in_file_cache(reader: RowReader) -> bool:
 
 
 def can_pick(reader: RowReader) -> bool:
-    """Tell whether the rows of a store lie in local files as plain bytes, every chunk in a file, not too many."""
+    """Return whether the rows of a store are plain bytes in local files, one per chunk, and not too many."""
     if not reader.raw or paths.is_remote(reader.path) or reader.n_chunks > files_to_open():
         return False
     return reader.complete or all(os.path.exists(reader.chunk_file(i)) for i in range(reader.n_chunks))
@@ -119,7 +119,7 @@ def files_to_open() -> int:
 
 
 def memory_for_files() -> int:
-    """Return the bytes of memory that the file cache may take without pushing programs out; 0 when unknown."""
+    """Return the bytes of memory that the file cache may take without evicting programs; 0 when unknown."""
     try:
         with open("/proc/meminfo") as file:
             found = dict(line.split(":", 1) for line in file)

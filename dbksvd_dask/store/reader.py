@@ -1,4 +1,4 @@
-"""Reading rows out of a Zarr store, near the speed of the raw files and with damage noticed.
+"""Reading rows from a Zarr store, near the speed of the raw files, with damage detected.
 
 Uncompressed whole-row chunks, the default of this package, are read straight from their files (or by byte
 range from a remote): Zarr's own path copies more and ran at a fifth of the speed. Everything else goes
@@ -73,7 +73,7 @@ class RowReader:
     attributes: dict[str, Any] = field(repr=False, compare=False)
 
     def __repr__(self) -> str:
-        """Place and shape, without credentials."""
+        """Show path and shape, without credentials."""
         return f"RowReader({redacted(self.path)!r}, {self.n_samples} x {self.n_features}, {self.dtype})"
 
     @property
@@ -151,7 +151,7 @@ class RowReader:
         return out
 
     def __dask_tokenize__(self) -> tuple[str, str, str]:
-        """Name the rows for Dask by what they are, not by where the object lies in memory."""
+        """Identify the rows for Dask by their content, not by the address of the object."""
         return self.path, self.array, self.fingerprint
 
     # -- the parts of a read ----------------------------------------
@@ -191,9 +191,9 @@ class RowReader:
         Raises
         ------
         FileNotFoundError
-            When it is not there and may be left out.
+            When it does not exist and may be absent.
         StoreError
-            When it must be there and is not, or has another size than it should.
+            When it must exist and does not, or has the wrong size.
         """
         try:
             fd = os.open(self.chunk_file(chunk), os.O_RDONLY)
@@ -361,7 +361,7 @@ def check_format(path: str, attributes: dict[str, Any]) -> None:
 
 
 def open_aligned(path: PathLike, name: str) -> RowReader:
-    """Open an array that has one entry per sample; `read` gives its entries flattened to rows.
+    """Open an array that has one entry per sample; `read` returns its entries flattened to rows.
 
     Returns
     -------
@@ -447,9 +447,9 @@ def _digest(array: zarr.Array[Any], attributes: dict[str, Any]) -> str:
 
 
 def fingerprint(path: PathLike, array: str = "activations") -> str:
-    """Return a short text that tells this store from others, from its metadata alone.
+    """Return a short text that identifies this store, computed from its metadata alone.
 
-    It covers shape, dtype and chunk grid, and the attributes; of a store of this package not all attributes but
-    the digest of the checksums of all its chunks, so a copy or a second import of the same data is the same.
+    Covers shape, dtype, chunk grid and attributes. For a store of this package, the digest of the checksums of all
+    chunks replaces the attributes, so a copy or a second import of the same data has the same fingerprint.
     """
     return open_rows(path, array).fingerprint

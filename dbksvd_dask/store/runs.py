@@ -1,7 +1,7 @@
 """Runs: the folder of a fit and its checkpoints.
 
-A run holds one dictionary per checkpoint, ``checkpoint-000040.zarr``: written aside, then renamed, the one before
-kept. A run can be given wherever a dictionary is wanted; its newest checkpoint is meant.
+A run holds one dictionary per checkpoint, ``checkpoint-000040.zarr``: written aside, then renamed; the
+previous one is kept. A run can be given in place of a dictionary; its newest checkpoint is used.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def open_dictionary(path: PathLike) -> Dictionary:
 
 
 def as_dictionary(given: Any) -> Dictionary:
-    """Return the dictionary of whatever has one.
+    """Return the dictionary of any object that has one.
 
     Parameters
     ----------
@@ -92,12 +92,12 @@ def verify_dictionary(path: PathLike) -> int:
 
 
 def run_folder(path: PathLike) -> str:
-    """Path of a folder that holds a fit or may take one; what else lies in it, logs or notes, is left alone.
+    """Return the path of a folder that holds a fit or may hold one; other content, logs or notes, is left alone.
 
     Raises
     ------
     StoreError
-        When it is on a remote, or is something else already: a file or a store.
+        When it is on a remote, or is a file or a store.
     """
     run = local_folder(path, "a run")
     if not os.path.lexists(run):
@@ -110,7 +110,7 @@ def run_folder(path: PathLike) -> str:
 
 
 def checkpoints(run: PathLike) -> list[str]:
-    """Checkpoints of a run, oldest first."""
+    """Return the checkpoints of a run, oldest first."""
     if not os.path.isdir(run):
         return []
     found = [(int(m[1]), name) for name in os.listdir(run) if (m := _CHECKPOINT.fullmatch(name))]
@@ -118,13 +118,13 @@ def checkpoints(run: PathLike) -> list[str]:
 
 
 def latest_checkpoint(run: PathLike) -> str | None:
-    """Newest checkpoint of a run, or None."""
+    """Return the newest checkpoint of a run, or None."""
     found = checkpoints(run)
     return found[-1] if found else None
 
 
 def readable_checkpoint(run: PathLike) -> tuple[str, Dictionary, list[StoreError]]:
-    """Newest checkpoint of a run that can be read, and what is wrong with those after it.
+    """Return the newest readable checkpoint of a run, and what is wrong with those after it.
 
     Raises
     ------
@@ -141,7 +141,7 @@ def readable_checkpoint(run: PathLike) -> tuple[str, Dictionary, list[StoreError
 
 
 def remove_checkpoints(run: PathLike) -> None:
-    """Delete the fit in a folder; what is deleted in part only goes no more by the name of a checkpoint."""
+    """Delete the fit in a folder; rename each checkpoint first: a partly deleted one is never taken for one."""
     for path in checkpoints(run):
         doomed = f"{path}.replaced"
         shutil.rmtree(doomed, ignore_errors=True)
@@ -165,7 +165,7 @@ def write_checkpoint(run: PathLike, dictionary: Dictionary) -> str:
 
 
 def _open_checkpoint(path: str) -> Dictionary:
-    """Read a checkpoint; one under the name of another iteration would be taken for the wrong one."""
+    """Read a checkpoint; refuse one whose name gives another iteration."""
     dictionary = read_dictionary(path)
     if os.path.basename(path) != _checkpoint_name(dictionary.iteration):
         raise StoreError(f"{path} is damaged: it holds iteration {dictionary.iteration}")

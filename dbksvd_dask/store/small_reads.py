@@ -1,4 +1,4 @@
-"""Many small reads of some files without the interpreter between them."""
+"""Many small reads from files, without the interpreter between them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def read_each(fds: Any, file_rows: Any, row_bytes: Any, rows: Any, target: Any) 
 
 @jit  # type: ignore[untyped-decorator]
 def copy_each(addresses: Any, file_rows: Any, row_bytes: Any, rows: Any, target: Any) -> Any:
-    """As `read_each`, out of files that are mapped: `addresses` of uint64, shape (n_files,). Always returns -1."""
+    """Do as `read_each`, from mapped files: `addresses` of uint64, shape (n_files,). Always return -1."""
     for i in range(len(rows)):
         file = rows[i] // file_rows
         source = addresses[file] + np.uintp((rows[i] - file * file_rows) * row_bytes)

@@ -1,4 +1,4 @@
-"""Files that are written, handed to the disk a little later, and then let go from memory."""
+"""Files that are written, flushed to the disk a little later, and then dropped from memory."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from collections import deque
 
 from dbksvd_dask.store._system import can_drop_pages, drop_pages, finish_writeback
 
-# bytes under way to the disk: enough to keep it busy while more are made; a small store stays in memory
+# bytes in flight to the disk: enough to keep it busy; a small store stays in memory
 DEPTH_BYTES = 1 << 29
 # below this a file costs more in calls than its pages are worth
 MIN_BYTES = 1 << 20
 
 
 class WriteBehind:
-    """Follows a writer of large files: waits for each, some files later, and lets its pages go.
+    """Follows a writer of large files: flushes each one some files later and drops its pages.
 
-    What is forced to the disk at the end anyway need not fill the memory until then. The next file gets the
-    pages of one that has arrived: fresh pages cost several times as much (0.25 against 2 s/GB on a virtual
-    machine that fetches them from its host, measured), and push out what other programs have in memory. A writer
-    that is faster than the disk waits here. Whoever publishes the files still has to force them to the disk.
+    Files that are forced to the disk at the end need not fill the memory until then. The next file reuses the
+    pages of a flushed one: fresh pages cost several times as much (2 against 0.25 s/GB on a virtual machine that
+    gets them from its host, measured) and evict those of other programs. A writer that is faster than the disk
+    waits here. Publishing still requires forcing the files to the disk.
 
     Parameters
     ----------
     depth : int, optional
-        Bytes that may be under way; default: `DEPTH_BYTES`.
+        Bytes that may be in flight; default: `DEPTH_BYTES`.
     """
 
     def __init__(self, depth: int | None = None) -> None:
@@ -34,12 +34,12 @@ class WriteBehind:
         self._lock = threading.Lock()
 
     def add(self, path: str, nbytes: int) -> None:
-        """Take note of a file that was written; an earlier one is settled. From any thread.
+        """Register a written file and settle earlier ones; thread-safe.
 
         Raises
         ------
         OSError
-            When the earlier file could not be brought to the disk.
+            When an earlier file could not be written to the disk.
         """
         if nbytes < MIN_BYTES or not can_drop_pages():
             return
@@ -56,7 +56,7 @@ class WriteBehind:
 
 
 def settle(path: str) -> None:
-    """Wait until a file is written and let its pages in memory go; what was not written stays."""
+    """Wait until a file is written, then drop its pages from memory; unwritten pages stay."""
     fd = os.open(path, os.O_RDONLY)
     try:
         finish_writeback(fd)

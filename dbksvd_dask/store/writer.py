@@ -1,4 +1,4 @@
-"""Writing an activation store: chunk by chunk, in any order, by any number of threads and processes."""
+"""Writing an activation store: chunk by chunk, in any order, from any number of threads and processes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class ActivationWriter:
 
     @property
     def complete(self) -> bool:
-        """Tell whether everything is written and only the publishing is left."""
+        """Return whether everything is written and only the publishing is left."""
         attributes = self._partial.attributes()
         if attributes.get("complete") and "content_id" not in attributes:  # both are written at once
             file = join(self.work, "zarr.json")
@@ -239,7 +239,7 @@ def create_activations(
     path : path or fsspec URL
         The name of the store. A local store appears there when it is complete.
     n_samples : int or None
-        Number of rows; None when only the writing will tell.
+        Number of rows; None if it is known only at the end.
     n_features : int
         Width of a row.
     dtype : dtype or str
@@ -255,9 +255,10 @@ def create_activations(
     overwrite : bool
         Replace a store of that name when the new one is complete.
     resume : bool
-        Go on with the unfinished store of that name; refused when it was begun with another description.
+        Resume the unfinished store of that name; refused if it was begun with another description. Where an
+        error of this function suggests `force=True`, which is the parameter of the jobs, pass ``resume=False``.
     job : dict, optional
-        What else must be the same to go on, such as the files that are read; not kept with the store.
+        What else must be the same to resume, such as the files that are read; not kept with the store.
 
     Returns
     -------
@@ -303,7 +304,7 @@ def job_id(description: Mapping[str, Any]) -> str:
 
 
 def is_finished(path: PathLike, identity: str) -> bool:
-    """Tell whether the store at `path` is the complete result of a job, as `job_id` gave it."""
+    """Return whether the store at `path` is the complete result of a job, as `job_id` gave it."""
     if not exists(path):
         return False
     try:
@@ -314,7 +315,7 @@ def is_finished(path: PathLike, identity: str) -> bool:
 
 
 def may_be_finished(path: PathLike) -> bool:
-    """Tell whether some job has finished the store at `path`: worth finding out whether it was this one."""
+    """Return whether some job has finished the store at `path`, so that comparing it with this one is useful."""
     try:
         return exists(path) and JOB_ID in open_zarr(path).attrs
     except StoreError:
@@ -322,12 +323,12 @@ def may_be_finished(path: PathLike) -> bool:
 
 
 def require_room(path: PathLike, n_samples: int, chunk_rows: int, row_bytes: int, extra: int = 0) -> None:
-    """Refuse to begin, or go on with, an uncompressed store that cannot fit on its disk.
+    """Refuse to begin or resume an uncompressed store that cannot fit on its disk.
 
     Parameters
     ----------
     path : path
-        The store; what is written of it already is not asked for again.
+        The store; what is already written needs no further space.
     n_samples, chunk_rows, row_bytes : int
         Its rows, the rows of a chunk, and the bytes of a row with all that is aligned to it.
     extra : int

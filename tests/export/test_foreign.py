@@ -41,7 +41,9 @@ def test_rows_are_normalised_and_it_is_said(make_dictionary, tmp_path, caplog):
 def test_square_matrix_needs_a_word(make_dictionary, tmp_path):
     D = make_dictionary(6, 6)
     np.save(tmp_path / "d.npy", D)
-    with pytest.raises(InputError, match=r"square matrix \(6, 6\), which may lie either way; say orientation="):
+    with pytest.raises(
+        InputError, match=r"square matrix \(6, 6\), which may be either way round; say orientation="
+    ):
         load_foreign(tmp_path / "d.npy")
     turned = load_foreign(tmp_path / "d.npy", orientation="features_first")
     np.testing.assert_allclose(turned.atoms, D.T / np.linalg.norm(D.T, axis=1, keepdims=True), atol=1e-6)
@@ -200,7 +202,7 @@ def test_damaged_and_missing_files_are_named(make_dictionary, tmp_path):
     with pytest.raises(StoreError, match=r"cannot be read as a \.npy file"):
         load_foreign(tmp_path / "bad.npy")
     (tmp_path / "d.pt").write_bytes(b"x")
-    with pytest.raises(InputError, match="is of no known kind"):
+    with pytest.raises(InputError, match="is not of a known kind"):
         load_foreign(tmp_path / "d.pt")
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "cfg.json").write_text("{}")

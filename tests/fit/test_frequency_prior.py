@@ -157,7 +157,7 @@ def test_schedulers_do_not_change_a_bit(rng):
 def test_exports_want_k_instead(rng, tmp_path):
     DBKSVD(24, 4, **HOW, checkpoint=tmp_path / "run").fit(samples(rng))
     stored = open_dictionary(tmp_path / "run")
-    with pytest.raises(InputError, match=r"frequency_prior=True, which other tools do not know; give k=N"):
+    with pytest.raises(InputError, match=r"frequency_prior=True, which other tools do not support; give k=N"):
         encode_spec(stored)
     assert encode_spec(stored, 5).k == 5
 

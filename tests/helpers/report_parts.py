@@ -73,6 +73,8 @@ def token_store(folder, n_texts=40, shuffled=False, long_text=False):
     order = rng.permutation(len(rows)) if shuffled else np.arange(len(rows))
     aligned = {"text": np.array(text), "start": np.array(start), "end": np.array(end)}
     aligned["category"] = np.array(text) % 3
+    _, first = np.unique(text, return_index=True)
+    aligned["position"] = np.arange(len(text)) - first[text]
     columns = {name: values[order] for name, values in aligned.items()}
     path = write_store(folder / "tokens.zarr", np.array(rows, np.float32)[order], columns, {"kind": "tokens"})
     (folder / "tokens.txt").write_text("".join(f"{t}\n" for t in texts), encoding="utf-8")

@@ -228,7 +228,7 @@ def test_other_options_or_changed_files_are_not_mixed_in(tmp_path):
     source = save(tmp_path / "a.npy", np.zeros((40, 4), np.float32))
     interrupt(source, tmp_path / "s")
     with pytest.raises(
-        MismatchError, match=r"begun with chunk_rows=8, now chunk_rows=4; use the same options to go on"
+        MismatchError, match=r"begun with chunk_rows=8, now chunk_rows=4; use the same options to resume"
     ):
         import_activations(source, tmp_path / "s", chunk_rows=4)
     save(source, np.ones((40, 4), np.float32))

@@ -223,7 +223,7 @@ def interrupt(store, path, seed=1):
 
 def test_other_seed_is_not_mixed_in(store, tmp_path):
     interrupt(store, tmp_path / "s")
-    with pytest.raises(MismatchError, match=r"begun with another store, seed or size; use the same to go on"):
+    with pytest.raises(MismatchError, match=r"begun with another store, seed or size; use the same to resume"):
         shuffle_activations(store, tmp_path / "s", seed=2, block_bytes=10_000)
     result = shuffle_activations(store, tmp_path / "s", seed=2, block_bytes=10_000, force=True)
     assert result.blocks_kept == 0

@@ -53,6 +53,7 @@ def batch_in_order(Y, D, used, k, rounds, *, steps, min_coefficient, nonneg):
         order.append(support)
     counts = (X != 0).sum(axis=0)
     new, X, R = kernels.update(Y, X, D, rounds, order, steps=steps, nonneg=nonneg)
+    new[X.sum(axis=0) < 0] *= -1
     by_use = sorted(range(D.shape[0]), key=lambda j: (-counts[j], j))
     return new[by_use], counts[by_use], R
 

@@ -183,6 +183,8 @@ def encode_matrix(Y, D, k, **how):
 def outer_batch(Y, D, groups, rounds, *, steps=None, nonneg=False):
     """One outer batch, Matryoshka groups in order: the new dictionary, the final residual and the gap.
 
+    An atom whose coefficients have a negative mean is negated.
+
     `groups` is a list of (start, stop, k), `rounds[g]` the rounds of group g with indices inside the group.
     """
     R = np.asarray(Y, np.float64)
@@ -194,5 +196,6 @@ def outer_batch(Y, D, groups, rounds, *, steps=None, nonneg=False):
         counts = (X != 0).sum(axis=0)
         new, X, R = update(R, X, own, parts, order, steps=steps, nonneg=nonneg)
         out[start:stop] = replace_dead(new, X, R, counts)
+        out[start:stop][X.sum(axis=0) < 0] *= -1
         smallest = min(smallest, gap)
     return out, R, smallest

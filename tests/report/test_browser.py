@@ -263,6 +263,18 @@ def test_tokens_are_marked_in_their_texts(driver, tmp_path):
     assert page.complaints() == []
 
 
+def test_logits_and_positions_of_an_atom_are_shown(driver, tmp_path):
+    store, _, _ = token_store(tmp_path)
+    run, codes = encoded(tmp_path, store)
+    atoms = [{"atom": j, "positive": [[f" up{j}", 2.0]], "negative": [["\n", -1.0]]} for j in range(32)]
+    page = Page(driver, write_report(run, codes, tmp_path / "r.html", logits={"atoms": atoms}))
+    page.go("#atom/5")
+    assert page.texts("[data-logits=positive] code") == ["\u2423up5"]
+    assert page.texts("[data-logits=negative] code") == ["\u21b5"]
+    assert page.texts("[data-positions] .note") == ["0", "1", "2\u20133"]
+    assert page.complaints() == []
+
+
 def test_photographs_lead_to_patches_and_atoms(driver, tmp_path):
     store, _ = patch_store(tmp_path / "p.zarr")
     run, codes = encoded(tmp_path, store, n_features=192)

@@ -238,7 +238,7 @@ def test_explanations_are_read_in_every_form(tmp_path, form):
 
 
 def test_explanations_of_other_atoms_are_refused(tmp_path):
-    with pytest.raises(MismatchError, match="explanations speak of atom 7 but the dictionary has 5"):
+    with pytest.raises(MismatchError, match="explanations name atom 7 but the dictionary has 5"):
         read_explanations({7: "x"}, 5)
     with pytest.raises(InputError, match=r"an explanation has the fields \['atom'\]; need atom and explanation"):
         read_explanations([{"atom": 1}], 5)

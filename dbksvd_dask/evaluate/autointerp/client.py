@@ -140,7 +140,7 @@ class OpenAIClient:
         return vectors
 
     def _post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """Send a request, again after passing faults, and give the decoded answer."""
+        """Send a request, again after passing faults, and return the decoded answer."""
         url = f"{self._url}/{path}"
         wait = self._backoff
         for attempt in range(self._max_retries + 1):
@@ -182,7 +182,7 @@ def _environment(name: str) -> str | None:
 
 
 def _retry_after(headers: Message) -> float | None:
-    """Seconds that the server asks to wait, if it says so in seconds."""
+    """Return the seconds that the server asks to wait, if it says so in seconds."""
     try:
         return max(0.0, float(headers.get("Retry-After", "")))
     except ValueError:

@@ -35,7 +35,7 @@ class EmbeddingScorer:
         self._embed_samples = embed if embed_samples is None else embed_samples
 
     def similarity(self, explanation: str, samples: Sequence[Sample]) -> NDArray[np.float64]:
-        """Cosine similarity of the explanation to each sample, shape (len(samples),); 0 for a zero vector."""
+        """Return the cosine similarity to each sample, shape (len(samples),); 0 for a zero vector."""
         query = _unit(self._embed([explanation]), 1)
         others = _unit(self._embed_samples(list(samples)), len(samples))
         if query.shape[1] != others.shape[1]:
@@ -95,7 +95,7 @@ class SentenceTransformerEmbedding:
 
 
 def _minilm() -> str:
-    """Directory of MiniLM's weights if they came as a Python package, else its name on the hub."""
+    """Return the directory of MiniLM's weights if they came as a Python package, else its name on the hub."""
     package = importlib.util.find_spec(MINILM_PACKAGE)
     if package is None or package.origin is None:
         return MINILM

@@ -45,7 +45,7 @@ class KeywordExplainer:
         self._mean_words = sum(self._frequency.values()) / len(groups)
 
     def weights(self, texts: Sequence[str]) -> dict[str, float]:
-        """Weight of every word in the texts of one atom."""
+        """Return the weight of every word in the texts of one atom."""
         counts = Counter(self._words(texts))
         n = sum(counts.values())
         return {

@@ -118,7 +118,7 @@ def _numbers(answer: str, n: int) -> list[float]:
 
 
 def _parts(number: int, sample: Sample, note: str = "") -> list[dict[str, Any]]:
-    """Content parts of one numbered sample: its text, or a label and the image."""
+    """Return the content parts of one numbered sample: its text, or a label and the image."""
     if isinstance(sample, str):
         return [_text_part(f"{number}.{note} {sample}")]
     url = f"data:image/{_image_kind(sample)};base64,{base64.b64encode(sample).decode()}"

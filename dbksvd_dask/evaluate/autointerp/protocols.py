@@ -40,5 +40,5 @@ class Scorer(Protocol):
     """Says how well an explanation fits each of some samples."""
 
     def similarity(self, explanation: str, samples: Sequence[Sample]) -> NDArray[Any]:
-        """Similarity of the explanation to each sample, shape (len(samples),); larger fits better."""
+        """Return the similarity of the explanation to each sample, shape (len(samples),); larger fits better."""
         ...

@@ -21,7 +21,7 @@ class Interpretation:
     ----------
     atom : int
     flipped : bool
-        The explanation speaks of the atom's negative.
+        The explanation describes the atom's negative.
     explanation : str
     score : float
         Spearman correlation of similarity and activation; 0 where it is undefined.
@@ -46,7 +46,7 @@ class AutointerpResult:
     ----------
     interpretations : tuple of Interpretation
     mean_score : float
-        Mean over atoms; an undefined score counts as 0, for it explains nothing.
+        Mean over atoms; an undefined score counts as 0: it explains nothing.
     n_undefined : int
     """
 
@@ -56,7 +56,7 @@ class AutointerpResult:
 
 
 def spearman(a: ArrayLike, b: ArrayLike) -> float:
-    """Spearman rank correlation, ties at their mean rank; nan if either side is constant.
+    """Compute the Spearman rank correlation, ties at their mean rank; nan if either side is constant.
 
     Parameters
     ----------
@@ -150,7 +150,7 @@ def autointerpret(
 
 
 def summarise(interpretations: Iterator[Interpretation] | Sequence[Interpretation]) -> AutointerpResult:
-    """Mean score of interpretations."""
+    """Return the mean score of interpretations."""
     done = tuple(interpretations)
     if not done:
         raise InputError("no atom was interpreted; select at least one atom that is in use")

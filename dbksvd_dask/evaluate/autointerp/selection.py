@@ -42,7 +42,7 @@ class AtomSelection:
 
 
 def atoms_of_highest_variance(m: CodeMoments, n: int) -> NDArray[np.int64]:
-    """Atoms by falling variance of their activation over all samples, without dead ones; ties to the lower.
+    """Sort the live atoms by falling variance of their activation over all samples; ties to the lower.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ def select_samples(
 
 
 def _draw(n_samples: int, n: int, taken: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
-    """Draw `n` different samples that are not taken, fewer if there are not so many."""
+    """Draw `n` different samples that are not taken; fewer if not enough are left."""
     pool = rng.choice(n_samples, size=min(n_samples, n + taken.size), replace=False)
     return pool[~np.isin(pool, taken)][:n].astype(np.int64)
 
@@ -128,7 +128,7 @@ def _draw(n_samples: int, n: int, taken: NDArray[np.int64], rng: np.random.Gener
 def _activations_at(
     blocks: CodeBlocks, n_atoms: int, atoms: NDArray[np.int64], rows: list[NDArray[np.int64]]
 ) -> list[Float64Array]:
-    """Activation of each atom on its own rows; one pass over the codes."""
+    """Return the activation of each atom on its own rows; one pass over the codes."""
     owner = np.repeat(np.arange(atoms.size), [r.size for r in rows])
     wanted = np.concatenate(rows) if rows else np.empty(0, np.int64)
     order = np.argsort(wanted, kind="stable")

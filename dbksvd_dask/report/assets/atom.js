@@ -6,7 +6,7 @@ function showAtom(j) {
   document.title = `${title} · ${report.head.title}`;
   view.replaceChildren(atomHead(j), h('div', { class: 'columns' },
     h('div', { class: 'stack' }, heatCard(j), ...sampleCards(j)),
-    h('div', { class: 'stack' }, numbersCard(j), histogramCard(j), neighbourCard(j), partnerCard(j), classCard(j))));
+    h('div', { class: 'stack' }, numbersCard(j), histogramCard(j), ...logitCards(j), positionCard(j), neighbourCard(j), partnerCard(j), classCard(j))));
 }
 
 function atomHead(j) {
