@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import click
 
 from dbksvd_dask.errors import InputError
+from dbksvd_dask.plan.dead_atoms import DEAD_ATOM_RULES
 from dbksvd_dask.plan.encoders import ENCODERS
 from dbksvd_dask.plan.params import _CHOICES, FitParams
 from dbksvd_dask.plan.recipes import RECIPES, unknown_recipe
@@ -34,7 +35,9 @@ HELP = {
     "rtol": "Stop a pursuit when the residual falls to this part of the sample's norm.",
     "center": "Take the mean off every sample.",
     "init": "First dictionary: 'data' (samples), 'uniform' (random), a dictionary, a run, or another tool's.",
-    "dead_atoms": "What takes the place of an atom that no sample of a batch used.",
+    "dead_atoms": "What takes the place of an atom that no sample of a batch used; "
+    + "; ".join(f"{name}: {rule.meaning}" for name, rule in DEAD_ATOM_RULES.items())
+    + ".",
     "chunk_size": "Samples per task.",
     "validation": "Samples set aside to measure on, or a store of their own.",
     "device": "Where the heavy work runs.",
@@ -106,25 +109,23 @@ def recipes_help() -> str:
     return "\b\n" + "\n".join(["Recipes (--plan shows their parameters):", *lines])
 
 
-def parameter_options(defaults: Mapping[str, Any], *, required: Iterable[str] = ()) -> Callable[[F], F]:
+def parameter_options(defaults: Mapping[str, Any]) -> Callable[[F], F]:
     """Give a command one option per parameter, of the same name and default.
 
     Parameters
     ----------
     defaults : parameter -> default, in the order in which the help lists them
-    required : those without a default
     """
-    needed = set(required)
 
     def decorate(function: F) -> F:
         for name, default in reversed(list(defaults.items())):
-            function = _option(name, default, name in needed)(function)
+            function = _option(name, default)(function)
         return function
 
     return decorate
 
 
-def _option(name: str, default: Any, required: bool) -> Callable[[F], F]:
+def _option(name: str, default: Any) -> Callable[[F], F]:
     flag, text = "--" + name.replace("_", "-"), HELP.get(name)
     hint = str(FitParams.__annotations__.get(name, type(default).__name__))
     if "bool" in hint:
@@ -135,7 +136,7 @@ def _option(name: str, default: Any, required: bool) -> Callable[[F], F]:
     elif kind is None:
         kind = float if "float" in hint else int
     shown = default is not None
-    return click.option(flag, name, type=kind, default=default, required=required, show_default=shown, help=text)
+    return click.option(flag, name, type=kind, default=default, show_default=shown, help=text)
 
 
 def scheduler_options(function: F) -> F:
