@@ -282,7 +282,9 @@ class Measurement:
         weight = intact.exp()
         for state in states[1:]:
             other = torch.log_softmax(self.model.logits(state), -1)
-            columns += [-_picked(other, target), (weight * (intact - other)).sum(-1)]
+            columns.append(-_picked(other, target))
+            # in place: arrays of a vocabulary each are what this costs, besides the product
+            columns.append(torch.sub(intact, other, out=other).mul_(weight).sum(-1))
         out: npt.NDArray[np.float64] = torch.stack(columns, 1).double().cpu().numpy()
         return out
 
