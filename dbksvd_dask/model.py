@@ -548,6 +548,14 @@ def encode(
     Returns
     -------
     Dataset with `atom` and `coefficient` over (`sample`, `slot`); Dask-backed for lazy input
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dbksvd_dask import encode
+    >>> codes = encode(np.array([[3.0, 0.0], [1.0, 2.0]], "f4"), np.eye(2, dtype="f4"), k=1)
+    >>> codes["atom"].values.tolist(), codes["coefficient"].values.tolist()
+    ([[0], [1]], [[3.0], [2.0]])
     """
     given = {
         "encoder": encoder,

@@ -75,6 +75,15 @@ def write_report(
     -------
     str
         The path of the page.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dbksvd_dask import DBKSVD, write_report
+    >>> Y = np.load("activations.npy")
+    >>> model = DBKSVD(n_atoms=12, k=2, n_iter=2).fit(Y)
+    >>> write_report(model, model.transform(Y), "page.html")
+    'page.html'
     """
     if n_top < 1:
         raise InputError(f"n_top={n_top} is too small; show at least 1 sample per atom")

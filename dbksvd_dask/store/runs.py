@@ -36,6 +36,14 @@ def open_dictionary(path: PathLike) -> Dictionary:
     Parameters
     ----------
     path : folder written by `save_dictionary`, or the folder of a fit
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dbksvd_dask import DBKSVD, open_dictionary
+    >>> _ = DBKSVD(n_atoms=12, k=2, n_iter=2, checkpoint="run").fit(np.load("activations.npy"))
+    >>> open_dictionary("run").atoms.shape
+    (12, 8)
     """
     where = local_folder(path, "a dictionary or a run")
     if not os.path.exists(where):

@@ -78,6 +78,8 @@ def test_every_public_name_exists_and_unknown_ones_are_refused():
 
     for name in dbksvd_dask.__all__:
         assert getattr(dbksvd_dask, name) is not None
+    for name in set(dbksvd_dask.__all__) - {"__version__"}:  # an example that runs as a doctest
+        assert ">>> from dbksvd_dask import" in getattr(dbksvd_dask, name).__doc__, name
     assert not hasattr(dbksvd_dask, "KSVD")
 
 
