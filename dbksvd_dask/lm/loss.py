@@ -32,7 +32,7 @@ from dbksvd_dask.lm.reconstruct import Reconstruct, open_reconstruction, require
 from dbksvd_dask.lm.texts import Texts, read_texts
 from dbksvd_dask.lm.windows import BATCHES_PER_BLOCK, Windows, make_windows, padded, plan_batches, plan_blocks
 
-# Logits of so many numbers at a time: 256 MB, a few times that with what is made of them.
+# Logits computed at a time: 256 MB, a few times that with what is made of them.
 TILE_NUMBERS = 1 << 26
 
 
