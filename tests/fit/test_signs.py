@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from dbksvd_dask import DBKSVD, codes_to_csr
-from dbksvd_dask.fit import growing
-from dbksvd_dask.graph.signs import coefficient_sums, turned
-from dbksvd_dask.kernels.chunk import ChunkState
+from dbksvd_dask.fit import policy
+from dbksvd_dask.graph.signs import turned
+from dbksvd_dask.kernels.chunk import ChunkState, coefficient_sums
 
 SMALL = {"n_iter": 4, "batch_size": 400, "chunk_size": 96, "validation": 0, "center": False}
 KINDS = {
@@ -45,7 +45,7 @@ def test_turned_atoms_are_the_only_difference(Y, how, monkeypatch):
         sums.append(found)
         return dictionaries
 
-    monkeypatch.setattr(growing, "turned", as_they_come)
+    monkeypatch.setattr(policy, "turned", as_they_come)
     plain = DBKSVD(32, 4, **(SMALL | how)).fit(Y)
     negative = (plain.components_ * published.components_).sum(axis=1) < 0
     assert negative.any()
@@ -84,7 +84,7 @@ def test_partial_fit_turns_atoms_too(Y):
 
 
 def test_non_negative_dictionaries_are_never_turned(Y, monkeypatch):
-    monkeypatch.setattr(growing, "turned", lambda sums, *given: given if sums is None else pytest.fail("turned"))
+    monkeypatch.setattr(policy, "turned", lambda sums, *given: given if sums is None else pytest.fail("turned"))
     DBKSVD(32, 4, **SMALL, nonneg=True).fit(Y)
 
 

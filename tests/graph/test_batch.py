@@ -177,10 +177,11 @@ def test_a_rule_for_dead_atoms_is_one_class_and_one_entry(rng, monkeypatch):
     monkeypatch.setitem(DEAD_ATOM_RULES, "smallest", entry)
     Y = samples(rng, 60, 16)
     Y[[10, 50]] *= 1e-3
+    Y[:, -1] = 0
     trainer = trainer_of(Y, chunk_size=30, k=1, n_rounds=1)
     state = trainer.start()
     D = state.atoms.copy()
-    D[[5, 9]] = -D[[1, 2]]  # never chosen: atoms 1 and 2 win every tie by their index
+    D[[5, 9]] = np.eye(16)[-1]  # never chosen: all samples are orthogonal to it
     spec = trainer.policy.batch_spec(state)._replace(dead_atoms="smallest")
     result = batch.run_batch(batch.build_batch(trainer.source, np.arange(60), D, None, spec, 0))
     dead = np.flatnonzero(result.counts == 0)
