@@ -1,4 +1,4 @@
 """The outer loop of a fit.
 
-May know graph and everything below it; no jobs, no estimator.
+May import graph and the layers below it; not jobs or the estimator.
 """

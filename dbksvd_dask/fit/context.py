@@ -1,4 +1,4 @@
-"""What every part of a fit works with: samples, parameters, the order of rows, precision, device, subscribers."""
+"""The setting that all parts of a fit share: samples, parameters, order of rows, precision, device, callbacks."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Context:
     source : the samples
     params : checked parameters
     n_held : rows of the source to set aside for measurements
-    callbacks : subscribers to progress events
+    callbacks : called with each progress event
 
     Attributes
     ----------
-    stream : order in which the rows are read
+    stream : the order in which rows are read
     dtype : precision of the fit
-    place : where batches run and in which chunks; see `place_batches`
+    place : where batches run, and their chunk size; see `place_batches`
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Context:
     ) -> None:
         self.source, self.params, self.callbacks = source, params, tuple(callbacks)
         self.dtype = working_dtype(source.dtype)
-        self._fit = uuid.uuid4().hex  # tells fits in one process apart
+        self._fit = uuid.uuid4().hex  # identifies this fit among those of the process
         first = params.first_rows
         self.stream = stream.plan_stream(source.n_samples, params.batch_size, n_held, params.seed, first)
         if 0 < self.stream.n_validation < n_held:
@@ -57,23 +57,23 @@ class Context:
         self.place = DevicePlan(CPU, params.chunk_size, 0)
 
     def place_batches(self, n_rows: int) -> None:
-        """Decide where batches of `n_rows` rows run; raises when a device was asked for that is not there."""
+        """Decide where batches of `n_rows` rows run; raise if a requested device is missing."""
         p = self.params
         shape = (self.source.n_features, p.n_atoms, p.slots)
         sizes = Sizes(n_rows, p.chunk_size, *shape, p.n_rounds, p.lanczos_steps, itemsize=self.dtype.itemsize)
         self.place = backend.place(p.device, sizes, p.encoder)
 
     def upcoming(self, iteration: int) -> Upcoming:
-        """Return what the batch after this one reads; no rows after the last."""
+        """Return the rows that the batch after this one reads; none after the last."""
         last = iteration + 1 >= self.params.n_iter
         return Upcoming(self._fit, np.empty(0, np.int64) if last else self.stream.batch(iteration + 1))
 
     def encode_plan(self, state: Dictionary) -> EncodePlan:
-        """Return how the dictionary as it is now encodes samples."""
+        """Return how a state of the dictionary encodes samples."""
         return plan_encoding(state, self.place.placement)
 
     def attempt(self, run: Callable[[], T], iteration: int) -> T:
-        """Run something that may fail for a reason that passes, such as a lost worker."""
+        """Call `run`, and again after a transient failure such as a lost worker."""
 
         def on_retry(number: int, attempts: int, reason: str) -> None:
             self.emit(events.Retrying(iteration, number, attempts, reason))
@@ -81,9 +81,9 @@ class Context:
         return attempt(run, on_retry)
 
     def compute(self, build: Callable[[], Delayed], iteration: int = 0) -> Any:
-        """Build and compute a graph, again where that may help."""
+        """Build and compute a graph, and again after a transient failure."""
         return self.attempt(lambda: compute(build()), iteration)
 
     def emit(self, event: events.Event) -> None:
-        """Call the subscribers."""
+        """Call the callbacks with an event."""
         events.emit(self.callbacks, event)

@@ -1,4 +1,4 @@
-"""The policy of a growing dictionary: new atoms before a batch, a threshold and an order of atoms after it."""
+"""The policy of a growing dictionary: add atoms before a batch; sort them and learn a threshold after it."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from dbksvd_dask.plan import growth
 from dbksvd_dask.plan.dead_atoms import DEAD_ATOM_RULES
 from dbksvd_dask.plan.encoder import AtomWeights, training_spec
 
-# Name in the history: nonzeros that one pursuit over all atoms gives a sample at the threshold of the training.
+# Name in the history: mean nonzeros of a sample in one pursuit over all atoms, at the threshold of the training.
 PLAIN_NONZEROS = "plain_nonzeros"
 # While they are below this share of k, batches prefer frequent atoms. A higher share finds more and reconstructs
 # less: at L0 4 of small SynthSAEBench models, 1.0 had .013 less explained variance and .015 more MCC than 0.9.
 PREFERRED_BELOW = 0.9
-# Rows on which the nonzeros of a growing dictionary are counted, and steps in which the threshold with which it
-# encodes is brought to k of them.
+# Rows on which the nonzeros of a growing dictionary are counted, and steps of the search for the threshold at
+# which it encodes with k of them.
 COUNTED_ROWS, THRESHOLD_STEPS = 2048, 4
 
 
 class Growing(Policy):
-    """What a growing dictionary does between two batches.
+    """The policy of a fit with `growth`.
 
-    Before a batch it gets the atoms that its schedule says, drawn from residuals. After it, its atoms are sorted
-    by use, and the mean, the thresholds and, with a frequency prior, the weights follow from what was left over.
+    Before a batch, add the atoms that the schedule asks for, drawn from residuals. After it, sort the atoms by
+    use, and learn the mean, the thresholds and, with a frequency prior, the weights from the residuals.
     """
 
     learns_mean = True
@@ -42,23 +42,23 @@ class Growing(Policy):
     def __init__(self, context: Context, sizes: tuple[int, ...]) -> None:
         super().__init__(context)
         self.sizes, self.first_n_atoms = sizes, sizes[0]
-        # while it grows a dictionary settles within a few batches; moved on, it found fewer true features
+        # a growing dictionary settles within a few batches; with momentum it found fewer true features
         self.momentum = 0.0
-        # dead atoms are drawn anew like those that it adds
+        # dead atoms are dropped and drawn again with the atoms that are added
         self._draws_dead = DEAD_ATOM_RULES[self.dead_atoms].redrawn_by_growth
         self.dead_atoms = "keep" if self._draws_dead else self.dead_atoms
 
     def before(self, state: Dictionary, rows: np.ndarray) -> Dictionary:
-        """Return the state with the atoms that this iteration should have."""
+        """Return the state with as many atoms as the schedule has for this iteration."""
         if self._draws_dead:
             state = without_dead(state)
         n_new = growth.growth_step(self.sizes, state.iteration).n_atoms - state.n_atoms
         return state if n_new == 0 else self._grown(state, rows, n_new)
 
     def _grown(self, state: Dictionary, rows: np.ndarray, n_new: int) -> Dictionary:
-        """State with new atoms, which have no direction of travel yet."""
+        """Return the state with new atoms, for which momentum has no previous position."""
         context, size = self.context, self.context.place.chunk_size
-        # a quarter of the batch would do as well as all of it; at least some rows to choose from for each atom
+        # a quarter of the batch serves as well as all of it; at least 16 rows to choose from per atom
         rows = rows[: max(context.params.chunk_size, 16 * n_new)]
         draw, how = Draw(n_new, context.params.seed, state.iteration), self._training_plan(state)
         D = context.attempt(lambda: grow(context.source, rows, state.atoms, how, size, draw), state.iteration)
@@ -67,17 +67,17 @@ class Growing(Policy):
         return replace(state, atoms=D, previous=previous, counts=counts)
 
     def preferences(self, state: Dictionary) -> AtomWeights | None:
-        """Return the weights that let frequent atoms go first, while that is of use."""
+        """Return the weights that prefer frequent atoms, while `prefers_frequent` says so."""
         if state.counts is None or not prefers_frequent(state.history, self.context.params.k):
             return None
         return frequent_first(state.counts, self.context.stream.batch_rows(state.iteration - 1))
 
     def after(self, state: Dictionary, result: batch.BatchResult) -> tuple[Dictionary, dict[str, float]]:
-        """Return the state after a batch, sorted by use, and the batch's record with what growth learned."""
+        """Return the state after a batch, sorted by use, and the batch's record with the figures of growth."""
         params, now = self.context.params, growth.growth_step(self.sizes, state.iteration)
-        # also after its last stage: a lower threshold undoes what growth has found. (A share of the typical
-        # coefficient runs away: a higher threshold keeps only samples with larger coefficients, whose typical one
-        # is larger again.)
+        # also after the last stage: a lower threshold loses features that growth has found. (A share of the
+        # typical coefficient diverges: a higher threshold keeps only larger coefficients, which raise the typical
+        # one.)
         learned = params.growth_threshold * noise_coefficient(result.after, result.dictionary.shape[0])
         new = self._successor(state, result, moved_mean(state.mean, result)).with_thresholds(learned, learned)
         new = by_frequency(new)
@@ -90,9 +90,10 @@ class Growing(Policy):
         return new, record_of(result) | grown | {PLAIN_NONZEROS: plain}
 
     def _encode_threshold(self, state: Dictionary, threshold: float) -> float:
-        """Smallest coefficient with which the dictionary encodes.
+        """Return the smallest coefficient with which the dictionary encodes.
 
-        With k as the maximum that of its training; with k as the mean, one that gives some rows k nonzeros.
+        If k is the maximum, that of its training; if k is the mean, one at which some rows have k nonzeros on
+        average.
         """
         params = self.context.params
         if params.sparsity == "max":
@@ -106,7 +107,7 @@ class Growing(Policy):
         return threshold
 
     def _count_nonzeros(self, state: Dictionary, how: EncodePlan) -> float:
-        """Mean number of nonzeros of some rows of the next batch: those just fitted to need fewer than others."""
+        """Return the mean nonzeros of some rows of the next batch; rows just fitted would need fewer."""
         context = self.context
         part = context.stream.batch(state.iteration)[: min(context.place.chunk_size, COUNTED_ROWS)]
         arguments = (context.source, part, state.atoms, how, part.size, state.iteration - 1)
@@ -114,7 +115,7 @@ class Growing(Policy):
         return float(n_nonzeros) / part.size
 
     def _training_plan(self, state: Dictionary) -> EncodePlan:
-        """How the next batch encodes samples."""
+        """Return how the next batch encodes samples."""
         spec = training_spec(self.context.params, state.training_threshold, state.n_atoms)
         return self.context.encode_plan(state)._replace(spec=spec, weights=self.preferences(state))
 
@@ -129,9 +130,8 @@ def policy_of(context: Context) -> Policy:
 
 
 def noise_coefficient(moments: Moments, n_atoms: int) -> float:
-    """Return the largest coefficient that chance would give.
+    """Return the largest coefficient to expect by chance, in noise as strong as the residual.
 
-    That is of n_atoms directions in noise as strong as the residual.
     The residual of a sample has norm ``sigma * sqrt(n_features)``, and the largest of m normal numbers is about
     ``sigma * sqrt(2 log m)`` (the universal threshold of Donoho and Johnstone).
     """
@@ -140,28 +140,28 @@ def noise_coefficient(moments: Moments, n_atoms: int) -> float:
 
 
 def prefers_frequent(history: Mapping[str, Sequence[float]], k: int) -> bool:
-    """Tell whether the next batch prefers frequent atoms, or goes by coefficients alone.
+    """Return whether the next batch prefers frequent atoms, instead of choosing by coefficients alone.
 
-    Where one feature comes only with another, an atom for the sum of both saves a nonzero, and plain pursuits
-    drift there: atoms become sums, and samples take fewer nonzeros than they have features. Where the frequent
-    atom goes first it takes its part, and the rare one is fitted to what is left. So a batch prefers frequent
-    atoms while a plain pursuit takes fewer nonzeros than k, and goes by coefficients while it takes more.
+    If one feature occurs only with another, an atom for the sum of both saves a nonzero, and plain pursuit drifts
+    there: atoms become sums, and samples have fewer nonzeros than features. If the frequent atom is chosen first,
+    the rare one is fitted to the residual. So a batch prefers frequent atoms while a plain pursuit gives fewer
+    nonzeros than k, and chooses by coefficients while it gives more.
     """
     found = history.get(PLAIN_NONZEROS)
     return not found or found[-1] < PREFERRED_BELOW * k
 
 
-# A share of samples above this counts as this: the more frequent an atom, the lower its threshold, but never 0.
+# Larger shares of samples count as this one: the more frequent an atom, the lower its threshold, but never 0.
 MOST_FREQUENT = 0.5
 
 
 def shares(counts: np.ndarray, n_samples: int) -> np.ndarray:
-    """Return the share of samples that used each atom, no less than one sample: (n_atoms,)."""
+    """Return the share of samples that used each atom, at least one sample: (n_atoms,)."""
     return np.clip(counts / n_samples, 1.0 / max(n_samples, 2), MOST_FREQUENT)
 
 
 def frequent_first(counts: np.ndarray, n_samples: int) -> AtomWeights:
-    """Prefer an atom by as much as it is more frequent; one threshold for all.
+    """Return weights that prefer each atom in proportion to its frequency, with one threshold for all.
 
     Parameters
     ----------
@@ -171,10 +171,10 @@ def frequent_first(counts: np.ndarray, n_samples: int) -> AtomWeights:
 
 
 def prior_weights(counts: np.ndarray, n_samples: int) -> np.ndarray:
-    """Return by how much the threshold of each atom differs from that of all: (n_atoms,) float64 of mean 1.
+    """Return the threshold of each atom relative to the common one: (n_atoms,) float64 of mean 1.
 
-    In noise of size sigma, a coefficient speaks for an atom that a share q of the samples has when it is above
-    ``sigma * sqrt(2 log((1 - q) / q))``: the rarer an atom, the larger a coefficient has to be to be believed.
+    In noise of size sigma, a coefficient is evidence for an atom that a share q of the samples has if it exceeds
+    ``sigma * sqrt(2 log((1 - q) / q))``: the rarer the atom, the larger the coefficient must be.
 
     Parameters
     ----------
@@ -188,15 +188,15 @@ def prior_weights(counts: np.ndarray, n_samples: int) -> np.ndarray:
 
 
 def moved_mean(mean: np.ndarray | None, result: batch.BatchResult) -> np.ndarray | None:
-    """Add to the mean what the batch left over on average: (n_features,)."""
+    """Return the mean plus the mean residual of the batch: (n_features,)."""
     return None if mean is None else mean + result.after.r_sum / result.after.n_samples
 
 
 def without_dead(state: Dictionary) -> Dictionary:
-    """Remove the atoms that no sample of the last batch used; the first one always stays."""
+    """Remove the atoms that no sample of the last batch used, except the first atom."""
     if state.counts is None:
         return state
-    n = max(1, int(np.count_nonzero(state.counts)))  # they are sorted by use
+    n = max(1, int(np.count_nonzero(state.counts)))  # atoms are sorted by use
     previous = None if state.previous is None else state.previous[:n]
     return replace(state, atoms=state.atoms[:n], previous=previous, counts=state.counts[:n])
 

@@ -50,12 +50,12 @@ def recorded(
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Samples that never train, on which each state of a fit is measured.
+    """Samples that are not trained on, with which each state of a fit is measured.
 
     Attributes
     ----------
-    source : where they are
-    rows : (n,) int64, which ones; none: nothing is measured
+    source : the source that holds them
+    rows : (n,) int64, their rows; if empty, nothing is measured
     """
 
     source: Source
@@ -63,13 +63,13 @@ class HeldOut:
 
     @classmethod
     def of(cls, context: Context, validation: Source | None) -> HeldOut:
-        """Return given samples, or else the rows that the stream of a fit sets aside."""
+        """Return the given samples or, without any, the rows that the stream of a fit sets aside."""
         if validation is None:
             return cls(context.source, context.stream.validation_rows())
         return cls(validation, np.arange(validation.n_samples, dtype=np.int64))
 
     def measure(self, context: Context, state: Dictionary) -> dict[str, float]:
-        """Return their figures: one pursuit over the whole dictionary, or staged if that was asked for."""
+        """Return the figures of a state on these samples, encoded as `transform` would."""
         if self.rows.size == 0:
             return {}
         how, size = context.encode_plan(state), units.part_rows(self.rows.size, self.rows.size)
@@ -93,7 +93,7 @@ def fit_started(context: Context, first: int, planned_bytes: int) -> events.FitS
 
 
 def round_counter(context: Context, spec: batch.BatchSpec, iteration: int) -> Callable[[], None] | None:
-    """Return what to call after each round of a batch; None without subscribers."""
+    """Return a function to call after each round of a batch; None without callbacks."""
     rounds, n_rounds = count(), sum(group.n_rounds for group in spec.groups)
 
     def on_round() -> None:
@@ -105,23 +105,23 @@ def round_counter(context: Context, spec: batch.BatchSpec, iteration: int) -> Ca
 def batch_finished(
     context: Context, state: Dictionary, seconds: float, elapsed: float, first: int
 ) -> events.BatchFinished:
-    """Return the event of a batch that is done.
+    """Return the event of a finished batch.
 
     Parameters
     ----------
     state : after the batch
-    seconds, elapsed : time that the batch took, and all batches since iteration `first`
+    seconds, elapsed : duration of the batch, and of all batches since iteration `first`
     """
     stream, source = context.stream, context.source
-    rows, behind = stream.batch_rows(state.iteration - 1), stream.rows_before(state.iteration)
-    per_row = elapsed / (behind - stream.rows_before(first))
+    rows, done = stream.batch_rows(state.iteration - 1), stream.rows_before(state.iteration)
+    per_row = elapsed / (done - stream.rows_before(first))
     return events.BatchFinished(
         iteration=state.iteration - 1,
         n_iter=context.params.n_iter,
         n_samples=rows,
         seconds=seconds,
         samples_per_second=rows / seconds if seconds > 0 else float("inf"),
-        seconds_left=per_row * (stream.rows_before(context.params.n_iter) - behind),
+        seconds_left=per_row * (stream.rows_before(context.params.n_iter) - done),
         bytes_read=rows * source.n_features * source.dtype.itemsize,
         record={name: values[-1] for name, values in state.history.items()},
     )

@@ -1,7 +1,7 @@
-"""What a fit does between two batches.
+"""The policy of a fit: the settings of a batch, and the changes to the dictionary before and after it.
 
-The loop in `fit.trainer` calls a policy before and after every batch. `Policy` is that of an ordinary fit;
-`fit.growing.Growing`, that of a fit with `growth`, overrides it.
+The loop in `fit.trainer` calls the policy before and after every batch. `Policy` is that of an ordinary fit;
+`fit.growing.Growing` is that of a fit with `growth`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from dbksvd_dask.plan.params import FitParams
 
 
 class Policy:
-    """What an ordinary fit does between two batches.
+    """The policy of an ordinary fit.
 
     Attributes
     ----------
     first_n_atoms : atoms of the first dictionary
-    learns_mean : whether the mean starts at zero and follows from the batches
-    momentum : share of its last change by which an atom is moved before the next batch is encoded
-    dead_atoms : what a batch does about atoms that no sample used
+    learns_mean : whether the mean starts at zero and is learned from the batches
+    momentum : share of its last change by which an atom moves before the next batch is encoded
+    dead_atoms : rule for atoms that no sample of a batch used, see `plan.dead_atoms`
     """
 
     learns_mean = False
@@ -39,7 +39,7 @@ class Policy:
         self.first_n_atoms, self.momentum, self.dead_atoms = params.n_atoms, params.momentum, params.dead_atoms
 
     def before(self, state: Dictionary, rows: np.ndarray) -> Dictionary:
-        """Return the state with which the next batch starts.
+        """Return the state at the start of the next batch.
 
         Parameters
         ----------
@@ -48,11 +48,11 @@ class Policy:
         return state
 
     def preferences(self, state: Dictionary) -> AtomWeights | None:
-        """Return in what atoms differ when the next batch is encoded; None for all alike."""
+        """Return the weights of the atoms in the encoding of the next batch; None for equal weights."""
         return None
 
     def batch_spec(self, state: Dictionary) -> batch.BatchSpec:
-        """Return what the next batch needs to know besides its rows and the dictionary."""
+        """Return the settings of the next batch."""
         p, plan = self.context.params, self.context.place
         return batch.BatchSpec(
             groups=training_groups(p, state.n_atoms),
@@ -71,14 +71,14 @@ class Policy:
 
         Parameters
         ----------
-        state : with which the batch started
+        state : at the start of the batch
         """
         learned = next_training_threshold(self.context.params, state.training_threshold, result)
         return self._successor(state, result, state.mean).with_thresholds(learned, learned), record_of(result)
 
     def _successor(self, state: Dictionary, result: batch.BatchResult, mean: np.ndarray | None) -> Dictionary:
-        """State with the atoms that a batch gave, none of negative mean coefficient."""
-        # an atom that was replaced has no direction of travel yet
+        """Return the state with the atoms of a batch, negated where their mean coefficient is negative."""
+        # a replaced atom has no previous position for momentum to start from
         previous = np.where((result.counts == 0)[:, None], result.dictionary, state.atoms)
         atoms, previous = turned(result.coefficient_sums, result.dictionary, previous)
         return Dictionary(
@@ -94,10 +94,10 @@ class Policy:
 
 
 def extrapolated(D: np.ndarray, previous: np.ndarray | None, momentum: float) -> np.ndarray:
-    """Move a dictionary further along its last change, rows of unit norm: (n_atoms, n_features).
+    """Return a dictionary moved further along its last change, with unit rows: (n_atoms, n_features).
 
-    Atoms drift in the same direction for many iterations; encoding a batch with where they are heading saves
-    about a third of the iterations.
+    Atoms drift in one direction for many iterations; encoding a batch with extrapolated atoms saves about a third
+    of the iterations.
     """
     if previous is None or momentum == 0:
         return D
@@ -109,7 +109,7 @@ def extrapolated(D: np.ndarray, previous: np.ndarray | None, momentum: float) ->
 def typical_coefficient(moments: Moments, n_nonzeros: int) -> float:
     """Return the root mean square of the coefficients of a batch.
 
-    Each step of a pursuit takes the square of its coefficient off |r|^2.
+    Each step of a pursuit reduces |r|^2 by the square of its coefficient.
     """
     explained = float(moments.y_square_sum.sum() - moments.r_square_sum.sum())
     return math.sqrt(max(explained, 0.0) / n_nonzeros) if n_nonzeros else 0.0
@@ -118,8 +118,8 @@ def typical_coefficient(moments: Moments, n_nonzeros: int) -> float:
 def next_training_threshold(params: FitParams, threshold: float, result: batch.BatchResult) -> float:
     """Return the smallest coefficient for the next batch of an ordinary fit.
 
-    With k as the mean: what brings the mean number of nonzeros to k, starting from half the typical coefficient.
-    Otherwise none.
+    If k is the mean, that is the threshold that moves the mean number of nonzeros towards k, starting from half
+    the typical coefficient; otherwise 0.
     """
     if params.sparsity == "max":
         return 0.0

@@ -1,4 +1,4 @@
-"""The folder of a fit: the checkpoint from which it resumes, those it writes, and what is safe when it stops."""
+"""The folder of a fit: resume from a checkpoint, write checkpoints, report the newest when the fit stops."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ from dbksvd_dask.store.runs import (
 
 logger = logging.getLogger(__name__)
 
-# A fit may be made longer, and may continue on another device; everything else decides which dictionary it gives.
+# A fit may be extended, and may continue on another device; every other parameter changes the resulting
+# dictionary.
 MAY_CHANGE = frozenset({"n_iter", "device"})
 
 
 def newest_readable(run: str) -> Dictionary:
-    """Read the newest intact checkpoint of a run; those that a failing disk has damaged are skipped."""
+    """Read the newest intact checkpoint of a run; skip damaged ones."""
     _, dictionary, damaged = readable_checkpoint(run)
     for error in damaged:
         logger.warning("%s; trying the checkpoint before", error)
@@ -40,13 +41,13 @@ def newest_readable(run: str) -> Dictionary:
 
 
 def newest_iteration(run: str) -> int:
-    """Return the iterations of the newest checkpoint of a run, as its name tells; 0 without one."""
+    """Return the iterations of the newest checkpoint of a run, from its name; 0 without one."""
     newest = latest_checkpoint(run)
     return int(Path(newest).stem.rpartition("-")[2]) if newest else 0
 
 
 def tidy(run: str) -> None:
-    """Remove what a fit left that was killed at its very end; a run that is read-only or in use stays as it is."""
+    """Remove the leftovers of a fit that was killed at its end, unless the run is read-only or in use."""
     if os.path.exists(os.path.join(run, FIT_LOCK)) or len(checkpoints(run)) > KEEP:
         with suppress(StoreError), hold(run, "a fit", inside=True):
             remove_old_checkpoints(run)
@@ -57,8 +58,8 @@ def require_same_fit(run: str, stored: Dictionary, params: dict[str, Any], sourc
 
     Parameters
     ----------
-    params : parameters of the fit that resumes, as `FitParams.to_json` gives them
-    source : identity of what it reads
+    params : parameters of the fit that resumes, from `FitParams.to_json`
+    source : identity of its source
     """
     for name, value in params.items():
         if name not in MAY_CHANGE and stored.params.get(name) != value:
@@ -74,7 +75,7 @@ def require_same_fit(run: str, stored: Dictionary, params: dict[str, Any], sourc
 
 
 def _intact(run: str) -> str:
-    """Path of the newest intact checkpoint of a run; empty if there is none."""
+    """Return the path of the newest intact checkpoint of a run; empty if there is none."""
     try:
         return readable_checkpoint(run)[0] if latest_checkpoint(run) else ""
     except (StoreError, MismatchError):
@@ -83,17 +84,17 @@ def _intact(run: str) -> str:
 
 @contextmanager
 def report_checkpoint_on_exit(run: str, emit: Callable[[events.Event], None]) -> Iterator[None]:
-    """Name the newest checkpoint when an interruption, a lost cluster or a failing store ends a fit."""
+    """Report the newest checkpoint when an interruption, a lost cluster or a failing store ends a fit."""
     try:
         yield
-    except BusyError:  # the fit in that folder is another's
+    except BusyError:  # the folder belongs to another process
         raise
     except (KeyboardInterrupt, ClusterError, StoreError) as error:
         newest = _intact(run)
-        done = int(Path(newest).stem.rpartition("-")[2]) if newest else 0  # which may not be the newest of all
-        safe = f"{newest} is intact; go on with resume=True" if newest else "there is no checkpoint yet"
+        done = int(Path(newest).stem.rpartition("-")[2]) if newest else 0  # the newest intact one
+        safe = f"{newest} is intact; continue with resume=True" if newest else "there is no checkpoint yet"
         message = f"{' '.join(str(error).split()) or 'interrupted'}; {safe}"
-        logger.info("the fit stopped: %s", message)  # whoever catches the error shows it
+        logger.info("the fit stopped: %s", message)  # the caller shows the error
         emit(events.FitStopped(done, newest, message))
         raise type(error)(message) from error
 
@@ -103,8 +104,8 @@ class Run:
 
     Parameters
     ----------
-    path : the folder, which no other process may write meanwhile
-    context : of the fit
+    path : the folder; no other process may write to it meanwhile
+    context : setting of the fit
     every : iterations between two checkpoints
     """
 
@@ -112,13 +113,13 @@ class Run:
         self.path, self.context, self.every = path, context, every
 
     def newest(self) -> Dictionary:
-        """Return the state of the newest checkpoint; refused when it is of another fit."""
+        """Return the state of the newest checkpoint; refuse that of another fit."""
         stored, params = newest_readable(self.path), self.context.params.to_json()
         require_same_fit(self.path, stored, params, self.context.source.identity)
-        return replace(stored, params=params)  # some of which may change: see `MAY_CHANGE`
+        return replace(stored, params=params)  # those in `MAY_CHANGE` may differ
 
     def finished(self) -> Dictionary | None:
-        """Return the last state of a fit that has nothing left to do; such a folder may be read-only."""
+        """Return the last state of a finished fit, whose folder may be read-only; None if iterations remain."""
         if newest_iteration(self.path) < self.context.params.n_iter:
             return None
         state = self.newest()
@@ -129,7 +130,7 @@ class Run:
 
     @contextmanager
     def held(self, overwrite: bool) -> Iterator[Lock]:
-        """Hold the folder; with `overwrite`, delete the fit that is in it."""
+        """Hold the folder; with `overwrite`, delete the fit in it."""
         with ExitStack() as stack:
             with report_checkpoint_on_exit(self.path, self.context.emit):
                 lock = stack.enter_context(hold(self.path, "a fit", inside=True))
@@ -138,17 +139,17 @@ class Run:
             yield lock
 
     def resumed(self, resume: bool) -> Dictionary | None:
-        """Return the state to resume from; None to start. A fit that is not to be resumed is left alone."""
+        """Return the state to resume from, or None; without `resume`, refuse a folder that holds a fit."""
         found = latest_checkpoint(self.path)
         if found is not None and not resume:
             raise StoreError(
-                f"{self.path} holds a fit already ({found}); go on with resume=True, choose another "
+                f"{self.path} already holds a fit ({found}); continue with resume=True, choose another "
                 "folder, or delete that fit"
             )
         return None if found is None else self.newest()
 
     def save(self, state: Dictionary, lock: Lock) -> None:
-        """Write a checkpoint, when it is time for one."""
+        """Write a checkpoint if this iteration is due for one."""
         if state.iteration % self.every == 0 or state.iteration == self.context.params.n_iter:
             lock.require_held()
             path = write_checkpoint(self.path, state)
@@ -162,9 +163,9 @@ Saver = Callable[[Dictionary], None]
 def open_run(
     path: str | None, context: Context, every: int, resume: bool, overwrite: bool
 ) -> Iterator[tuple[Dictionary | None, Saver | None]]:
-    """Hold the folder of a fit while it runs; yield the state to resume from, and what saves a state.
+    """Hold the folder of a fit while it runs; yield the state to resume from and a function that saves a state.
 
-    The state is None for a fit that starts, the saver None for one that has nothing to save.
+    The state is None for a new fit; the function is None for a fit without checkpoints or without iterations left.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What a fit starts with: its precision, its memory, checked samples, the mean, the first dictionary."""
+"""The start of a fit: precision, memory plan, checks of the samples, mean, first dictionary."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The mean is taken over this many rows of the stream: exact for data up to that size, and one short pass, not
-# one over terabytes, beyond. Its error is then below 0.2 % of a standard deviation per feature.
+# Rows of the stream over which the mean is computed: exact for data up to that size, and one short pass instead of
+# one over terabytes beyond it. The error is then below 0.2 % of a standard deviation per feature.
 MEAN_ROWS = 262_144
 
 
@@ -36,8 +36,8 @@ def working_dtype(dtype: Any) -> np.dtype:
 def unit_rows(atoms: Any, shape: tuple[int, int], dtype: Any) -> np.ndarray:
     """Check a given dictionary and normalise its rows: (n_atoms, n_features).
 
-    Rows that are unit vectors to working precision stay as they are, to the bit: a dictionary that a fit returned
-    encodes as the fit itself does.
+    Rows that are unit vectors to working precision stay the same to the bit, so a dictionary returned by a fit
+    encodes as the fit does.
     """
     atoms = np.asarray(atoms)
     if atoms.shape != shape:
@@ -47,28 +47,28 @@ def unit_rows(atoms: Any, shape: tuple[int, int], dtype: Any) -> np.ndarray:
         )
     if atoms.dtype.kind != "f" or not np.isfinite(atoms).all():
         raise InputError(f"init must hold finite floating-point values; it has dtype {atoms.dtype}")
-    near = rows_near_one(atoms)  # their norms are finite, whatever the scale of the atoms
-    norms = np.linalg.norm(near.astype(np.float64), axis=1, keepdims=True)
+    scaled = rows_near_one(atoms)  # norms that are finite at any scale of the atoms
+    norms = np.linalg.norm(scaled.astype(np.float64), axis=1, keepdims=True)
     if (norms == 0).any():
         row = int(np.flatnonzero(norms == 0)[0])
         raise InputError(f"init row {row} is zero; every atom needs a direction")
-    with np.errstate(over="ignore", under="ignore"):  # far from unit norm is far enough
+    with np.errstate(over="ignore", under="ignore"):  # such norms are not near 1 anyway
         given = np.linalg.norm(atoms.astype(np.float64), axis=1, keepdims=True)
     unit = np.abs(given - 1) <= 8 * np.finfo(atoms.dtype).eps
-    return np.where(unit, atoms, near / norms).astype(dtype)
+    return np.where(unit, atoms, scaled / norms).astype(dtype)
 
 
 # ---------------------------------------------------------------------------------------------- checks
 
 
 def check_samples(context: Context) -> None:
-    """Refuse samples that cannot train a dictionary, before any work, and warn of those that hardly can."""
+    """Refuse samples that cannot train a dictionary, before any work; warn about unusual sizes."""
     _warn_of_sizes(context.params, context.stream.n_train, context.source.n_features)
     context.source.check_finite()
 
 
 def _warn_of_sizes(params: FitParams, n_train: int, n_features: int) -> None:
-    """Log what is legal and rarely meant."""
+    """Log a warning about sizes that are valid but rarely intended."""
     if params.k > n_features:
         logger.warning(
             "k=%d exceeds the %d features: that many atoms describe any sample exactly; use a smaller k",
@@ -82,7 +82,7 @@ def _warn_of_sizes(params: FitParams, n_train: int, n_features: int) -> None:
 
 
 def check_scale(batch: Moments, dtype: np.dtype) -> None:
-    """Refuse samples so small that their entries have lost digits; all zeros are no smaller than others."""
+    """Refuse samples so small that their entries have lost precision; samples of zeros are accepted."""
     size = math.sqrt(float(batch.y_square_sum.sum()) / max(batch.n_samples, 1))
     if 0 < size < smallest_norm(dtype):
         raise InputError(
@@ -109,7 +109,7 @@ def plan_memory(context: Context, n_validation: int, limit: int | None) -> memor
 
 
 def _fit_sizes(context: Context, n_validation: int) -> memory.FitSizes:
-    """Sizes on which the memory of a fit depends."""
+    """Return the sizes that determine the memory of a fit."""
     source, p = context.source, context.params
     return memory.FitSizes(
         n_features=source.n_features,
@@ -131,7 +131,7 @@ def _fit_sizes(context: Context, n_validation: int) -> memory.FitSizes:
 
 
 def first_dictionary(context: Context, policy: Policy, init: np.ndarray | None) -> Dictionary:
-    """Return the mean and the first atoms, with which the first batch is encoded.
+    """Return the mean and the first atoms, which encode the first batch.
 
     Parameters
     ----------
@@ -143,7 +143,7 @@ def first_dictionary(context: Context, policy: Policy, init: np.ndarray | None) 
 
 
 def _mean(context: Context, policy: Policy) -> np.ndarray:
-    """Mean of the first rows of the stream; zeros where it is learned on the way."""
+    """Return the mean of the first rows of the stream, or zeros if the policy learns it."""
     if policy.learns_mean:
         return np.zeros(context.source.n_features)
     rows = np.sort(context.stream.rows(0, min(context.stream.n_train, MEAN_ROWS)))
@@ -153,7 +153,7 @@ def _mean(context: Context, policy: Policy) -> np.ndarray:
 
 
 def _first_atoms(context: Context, n_atoms: int, mean: np.ndarray | None, init: np.ndarray | None) -> np.ndarray:
-    """Atoms that are given, random, or samples: (n_atoms, n_features)."""
+    """Return given atoms, random atoms or samples: (n_atoms, n_features)."""
     shape = (n_atoms, context.source.n_features)
     if init is not None:
         return unit_rows(init, shape, context.dtype)

@@ -1,7 +1,7 @@
 """The outer loop of a fit: prepare a batch, run its graph, record, write a checkpoint, repeat.
 
-This is the outer batch of DB-KSVD (Valentin, Katz, Vanhoucke, Kochenderfer: DB-KSVD, arXiv:2505.18441); the graph
-of one batch, with its rounds of atoms, is in `graph.batch`.
+This is the outer loop of Valentin, Katz, Vanhoucke, Kochenderfer: DB-KSVD (arXiv:2505.18441). The graph of one
+batch, with its rounds of atoms, is in `graph.batch`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Trainer:
     params : checked parameters
     init : (n_atoms, n_features) array to start from, when ``params.init == "array"``
     validation : samples to measure on instead of rows set aside, or None
-    callbacks : subscribers to progress events
+    callbacks : called with each progress event
     memory_limit : bytes per worker process; a fit planned to take more is refused before it starts
     recipe : name of the recipe that the parameters came from, to store with the dictionary, or None
     """
@@ -122,10 +122,10 @@ class Trainer:
 
         Parameters
         ----------
-        checkpoint : folder of the fit, which no other process may use meanwhile, or None
+        checkpoint : folder of the fit, or None; no other process may use it meanwhile
         every : iterations between two checkpoints
         resume : continue from the newest checkpoint
-        replace : delete the fit that is in the folder
+        replace : delete the fit in the folder
         """
         self.memory_plan()  # refuses before anything is read
         if checkpoint is not None:

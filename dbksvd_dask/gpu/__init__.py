@@ -1,4 +1,4 @@
-"""The same work on a CUDA device: CuPy arrays, kernels by numba-cuda. Neither is imported without a device.
+"""The kernels on a CUDA device, with CuPy arrays and numba-cuda; neither is imported without a device.
 
-May know plan and kernels, CuPy and numba-cuda; no Dask, no files.
+May import plan, kernels, CuPy and numba-cuda; not Dask, and it opens no files.
 """

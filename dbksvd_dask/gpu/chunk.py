@@ -1,7 +1,7 @@
-"""What a task does to one chunk of samples on the device: the twins of `kernels.chunk`, by the same names.
+"""The functions that tasks apply to one chunk of samples on the device: `kernels.chunk`, by the same names.
 
-A chunk's state stays on the device between tasks, or is parked on the host where a batch is larger than the
-device; then each task brings the residual in and, if it changed, takes it out again.
+Between tasks the state of a chunk stays on the device. If a batch does not fit there, the residual is parked on
+the host: each task copies it to the device and, if it changed, back.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Sums = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class DeviceState(NamedTuple):
-    """One chunk of samples between two rounds, on the device; a parked one has its residual on the host."""
+    """One chunk of samples between two rounds, on the device; if parked, its residual is on the host."""
 
     R: Any  # (n, d) residual
     atom: Any  # (n, k) int32, indices inside the group
@@ -36,9 +36,9 @@ class DeviceState(NamedTuple):
 
 
 def prepare(raw: Any, mean: np.ndarray | None, dtype: Any) -> Any:
-    """Rows as the kernels take them: on the device, of the working dtype, the mean taken off.
+    """Return rows as the kernels expect them: on the device, in the working dtype, minus the mean.
 
-    They travel in the dtype in which they are stored, and are widened on the device.
+    They are transferred in their stored dtype and widened on the device.
     """
     space = device.current()
     xp = space.xp
@@ -62,7 +62,7 @@ def encode_chunk(
     state : DeviceState
     counts : (n_atoms,) int64, samples per atom, on the host
     """
-    # a pursuit on the host waits for nobody: the threads are what makes it fast
+    # a pursuit on the host takes no turn: threads run it in parallel
     with device.turn("gpu" if device.on_device(gram) else "cpu"):
         Y = device.current().asarray(Y)
         atom, coefficient = encode.encode_rows(Y, D, gram, spec, weights)
@@ -75,7 +75,7 @@ def encode_chunk(
 
 
 def _unit(coefficient: Any) -> int:
-    """Units of the sums of a chunk, from its largest coefficient."""
+    """Return the units of the sums of a chunk, from its largest coefficient."""
     xp = namespace(coefficient)
     largest = device.to_host(xp.max(xp.abs(coefficient)))
     return unit_of(float(largest), largest.dtype)
@@ -91,7 +91,7 @@ def encode_rows(
 
 
 def residual(Y: Any, atom: np.ndarray, coefficient: np.ndarray, D: Any) -> np.ndarray:
-    """Residual of samples, from the host or on the device, and codes, ``Y - X D``, on the host: (n, d)."""
+    """Return the residual ``Y - X D`` on the host: (n, d). Samples and codes may be on either side."""
     with device.turn("gpu"):
         here = [a if device.on_device(a) else to_device(np.ascontiguousarray(a)) for a in (Y, atom, coefficient)]
         return device.to_host(encode.residual(here[0], here[1], here[2], D))
@@ -116,7 +116,7 @@ def chunk_stats(Y: Any, state: DeviceState, counts: np.ndarray) -> ChunkStats:
 
 
 def _merged(samples: Sums, rest: Sums) -> Moments:
-    """Moments from the sums over samples and residual."""
+    """Return the moments, from the sums over samples and residual."""
     error, n_nonzero = relative_error_sum(samples[2], rest[2])
     return Moments(samples[2].size, int(n_nonzero), float(error), *samples[:2], *rest[:2])
 
@@ -129,31 +129,39 @@ def after_update(state: DeviceState, stats: ChunkStats) -> ResidualMoments:
 
 
 def row_sums(A: Any) -> Sums:
-    """Sums, square sums per column and norms of the rows of samples or a residual, on the host."""
+    """Return column sums, column sums of squares and row norms of samples or a residual, on the host."""
     with device.turn("gpu"):
         return moments.row_sums(device.current().asarray(A))
 
 
 def squared_norms(Y: Any) -> np.ndarray:
-    """Squared norm of each row, on the host: (n,)."""
+    """Return the squared norm of each row, on the host: (n,)."""
     with device.turn("gpu"):
         return device.to_host(encode.squared_norms(Y))
 
 
 def gram_matrix(D: np.ndarray, on_device: bool) -> Any:
-    """Gram of a dictionary of the host, computed on the device and kept there or brought back."""
+    """Return the gram of a dictionary of the host, computed on the device; keep it there or copy it back."""
     with device.turn("gpu"):
         gram = encode.gram_matrix(to_device(D))
         return gram if on_device else device.to_host(gram)
 
 
+def coefficient_sums(state: DeviceState, n_atoms: int) -> np.ndarray:
+    """Return the sum of the coefficients of each atom, added row by row on the host: (n_atoms,) float64."""
+    with device.turn("gpu"):
+        atom, coefficient = device.to_host(state.atom), device.to_host(state.coefficient)
+    used = atom >= 0
+    return np.bincount(atom[used], weights=coefficient[used], minlength=n_atoms)
+
+
 def park(state: DeviceState) -> DeviceState:
-    """Take the residual to the host, where it waits for the next task."""
+    """Move the residual to the host until the next task."""
     return state._replace(R=device.to_host(state.R))
 
 
 def first_product(state: DeviceState, r: int, n_local: int) -> RoundSums:
-    """Partial sums of the warm start of round `r`: (n_local, d) and ((n_local,),), and their units."""
+    """Return partial sums of the warm start of round `r`: W (n_local, d) and x2 (n_local,)."""
     with device.turn("gpu"):
         x = in_units(state.coefficient, state.unit)
         W, x2 = update.start_products(_residual(state), x, state.entries, r, n_local)
@@ -161,7 +169,7 @@ def first_product(state: DeviceState, r: int, n_local: int) -> RoundSums:
 
 
 def next_product(state: DeviceState, r: int, lz: LanczosState) -> RoundSums:
-    """Partial sums of one Lanczos product of round `r`: (n_local, d) and twice (n_local,), and their units."""
+    """Return partial sums of one Lanczos product of round `r`: W (n_local, d), sx and s2 (n_local,)."""
     with device.turn("gpu"):
         x, V = in_units(state.coefficient, state.unit), in_units(lz.basis[-1], state.unit)
         W, sx, s2 = update.next_products(_residual(state), x, state.entries, r, V, lz.dv)
@@ -171,8 +179,8 @@ def next_product(state: DeviceState, r: int, lz: LanczosState) -> RoundSums:
 def add_sums(parts: list[RoundSums]) -> RoundSums:
     """Add the sums over some chunks from left to right, in the units of the largest samples."""
     unit = min(part.unit for part in parts)
-    W, *own = add_parts([arrays_in_units(part, unit) for part in parts])
-    return RoundSums(W, tuple(own), unit)
+    W, *scalars = add_parts([arrays_in_units(part, unit) for part in parts])
+    return RoundSums(W, tuple(scalars), unit)
 
 
 def add_parts(parts: list[tuple[Any, ...]]) -> tuple[Any, ...]:
@@ -181,7 +189,7 @@ def add_parts(parts: list[tuple[Any, ...]]) -> tuple[Any, ...]:
 
 
 def _sum_in_order(arrays: tuple[Any, ...]) -> Any:
-    """Sum of arrays from left to right."""
+    """Add arrays from left to right."""
     total = arrays[0]
     for array in arrays[1:]:
         total = total + array
@@ -233,7 +241,7 @@ def worst_samples(
 
 
 def place_atoms(D: Any, members: list[np.ndarray], new: list[Any]) -> Any:
-    """Dictionary with the atoms of all rounds put in: a new (n_atoms, d). Rounds hold every atom once."""
+    """Return the new atoms of all rounds as one dictionary: (n_atoms, d). Rounds hold every atom once."""
     whole = namespace(D).concat(new)
     return take_rows(whole, np.argsort(np.concatenate(members)))
 
@@ -253,15 +261,15 @@ def merge_dictionary(
 
 
 def to_device(array: np.ndarray) -> Any:
-    """Bring an array of the host to the device."""
+    """Copy an array of the host to the device."""
     return device.current().asarray(array)
 
 
 def take_rows(array: Any, rows: np.ndarray) -> Any:
-    """Some rows of a device array, by indices on the host."""
+    """Return some rows of a device array, by indices on the host."""
     return namespace(array).take(array, device.current().asarray(rows.astype(np.int64)), axis=0)
 
 
 def _residual(state: DeviceState) -> Any:
-    """Residual of a chunk on the device, wherever it is kept."""
+    """Return the residual of a chunk on the device, copied there if it is parked."""
     return device.current().asarray(state.R)

@@ -1,11 +1,11 @@
-"""CUDA kernels: the twins of `kernels.pursuit` and `kernels.update`, one block per sample or per atom.
+"""CUDA kernels: the counterparts of `kernels.pursuit` and `kernels.update`, one block per sample or per atom.
 
-Every kernel gives the same result at any number of threads per block up to `MAX_THREADS`, and uses no atomics and
-no warp shuffles: sums are made in a fixed order, so that a run repeats bit for bit, and numba's simulator, which
-knows neither warps nor their order, can run every line.
+Every kernel gives the same result with any number of threads per block up to `MAX_THREADS`. None uses atomics or
+warp shuffles: sums have a fixed order, so a run repeats bit for bit, and numba's simulator, which has no warps,
+runs every line.
 
-In a block, thread `tid` owns the elements ``tid, tid + width, ...`` of a row and, of the codes of a sample, the
-slots ``tid, tid + width, ...``. What a thread owns no other thread reads, so most loops need no barrier.
+In a block, thread `tid` owns the elements ``tid, tid + width, ...`` of a row and the slots ``tid, tid + width,
+...`` of the codes of a sample. No other thread reads what a thread owns, so most loops need no barrier.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from numba import config, cuda, float64, int32
 
 from dbksvd_dask.kernels._jit import cached
 
-# Threads per block at most, which sizes the shared arrays of the reductions. With 256 threads and 4096 products of
-# 4 bytes four blocks fit on a multiprocessor of a T4 (64 KB, 1024 threads).
+# Maximum of threads per block: the size of the shared arrays of the reductions. With 256 threads and 4096 products
+# of 4 bytes, four blocks fit on a multiprocessor of a T4 (64 KB, 1024 threads).
 MAX_THREADS = 256
 # Threads that take part in the first half of a reduction; sqrt(MAX_THREADS) makes both halves equally long.
 LANES = 16
-# A pivot whose square is below this is lost to rounding (as in kernels.pursuit).
+# A pivot whose square is below this is rounding error (as in kernels.pursuit).
 _MIN_PIVOT2 = 1e-10
-# Coordinate descent stops when no coefficient moves by more than this share of the largest one (as there).
+# Coordinate descent stops when no coefficient moves by more than this share of the largest one (also as there).
 _NNLS_TOLERANCE = 1e-7
 _NNLS_SWEEPS = 200
 # 80 registers per thread let three blocks of 256 threads run on a multiprocessor instead of two, and in float32
@@ -34,9 +34,9 @@ _PURSUE_OPTIONS = {} if config.ENABLE_CUDASIM else {"max_registers": PURSUE_REGI
 
 @cuda.jit(device=True)
 def _block_argmax(score, code, scores, codes):
-    """Best candidate of the block, known to every thread: the highest score and, of equals, the lowest code.
+    """Return the best candidate of the block to every thread: the highest score and, of equals, the lowest code.
 
-    Callers have a barrier before they call again.
+    Callers need a barrier before they call again.
     """
     tid = cuda.threadIdx.x
     width = cuda.blockDim.x
@@ -62,7 +62,7 @@ def _block_argmax(score, code, scores, codes):
 
 @cuda.jit(device=True)
 def _block_sum(value, values):
-    """Sum over the threads of the block, known to every thread; always added in the same order."""
+    """Return the sum over the threads of the block to every thread; the order of the additions is fixed."""
     tid = cuda.threadIdx.x
     width = cuda.blockDim.x
     cuda.syncthreads()
@@ -83,7 +83,7 @@ def _block_sum(value, values):
 
 @cached(cuda.jit, **_PURSUE_OPTIONS)
 def pursue(prods, gram, norm2, limit, stages, steps_per_atom, rtol, nonneg, in_shared, atom, coefficient, rest):
-    """Matching pursuit, one block per sample; the rules of `kernels.pursuit` and `kernels.staged`.
+    """Run matching pursuit, one block per sample, by the rules of `kernels.pursuit` and `kernels.staged`.
 
     Parameters
     ----------
@@ -151,7 +151,7 @@ def pursue(prods, gram, norm2, limit, stages, steps_per_atom, rtol, nonneg, in_s
                     atom[i, n_used] = j
                     coefficient[i, n_used] = a
                 n_used += 1
-            if rtol > 0:  # double precision is slow on most cards: only where it is asked for
+            if rtol > 0:  # double precision is slow on most cards: only where it is needed
                 remaining -= float64(a) * float64(a)
             row = gram[j]
             score = smallest - smallest
@@ -173,7 +173,7 @@ def pursue(prods, gram, norm2, limit, stages, steps_per_atom, rtol, nonneg, in_s
 
 @cuda.jit(device=True)
 def _take_off(p, gram, atom, coefficient, i, before, n_used, start, stop):
-    """Take what a group chose off the products of the atoms outside it."""
+    """Subtract the atoms that a group chose from the products of the atoms outside it."""
     for s in range(before, n_used):
         x = coefficient[i, s]
         row = gram[atom[i, s]]
@@ -184,7 +184,7 @@ def _take_off(p, gram, atom, coefficient, i, before, n_used, start, stop):
 
 @cuda.jit(device=True)
 def _n_used(atom, i):
-    """Number of different atoms of sample i: slots fill from the front."""
+    """Count the distinct atoms of sample i; slots fill from the front."""
     n = 0
     while n < atom.shape[1] and atom[i, n] >= 0:
         n += 1
@@ -193,7 +193,7 @@ def _n_used(atom, i):
 
 @cached(cuda.jit)
 def refit(gram, atom, rest, A, delta, coefficient):
-    """Least squares on the found supports: solves ``gram[S, S] delta = rest`` by Cholesky, blocks over samples.
+    """Solve least squares on the supports: ``gram[S, S] delta = rest`` by Cholesky, blocks over samples.
 
     Parameters
     ----------
@@ -243,7 +243,7 @@ def refit(gram, atom, rest, A, delta, coefficient):
 
 @cached(cuda.jit)
 def refit_nonneg(gram, atom, rest, A, delta, coefficient):
-    """Non-negative least squares on the found supports by coordinate descent; arguments as in `refit`."""
+    """Solve non-negative least squares on the supports by coordinate descent; arguments as in `refit`."""
     b = cuda.blockIdx.x
     tid = cuda.threadIdx.x
     width = cuda.blockDim.x
@@ -267,7 +267,7 @@ def refit_nonneg(gram, atom, rest, A, delta, coefficient):
                 if tid == c % width:
                     coefficient[i, c] = wanted
                 cuda.syncthreads()
-                # what was stored is rounded; the products must follow what was stored
+                # the stored value is rounded, and the products must match the stored value
                 step = float64(coefficient[i, c]) - old
                 for r in range(tid, n, width):
                     delta[b, r] -= step * A[b, c, r]
@@ -295,7 +295,7 @@ def subtract_reconstruction(Y, atom, coefficient, D, R):
 
 @cached(cuda.jit)
 def entry_products(R, x, start, pos, local, V, dv, weight):
-    """Products ``s = R_i . v + x_i (d_j . v)`` of every nonzero of a round, one block per sample.
+    """Compute ``s = R_i . v + x_i (d_j . v)`` for every nonzero of a round, one block per sample.
 
     Parameters
     ----------
@@ -318,7 +318,7 @@ def entry_products(R, x, start, pos, local, V, dv, weight):
 
 @cached(cuda.jit)
 def atom_sums(R, weight, x, order, rows, first, j0, W, wx, w2):
-    """Sums over the samples of each atom, in the order of the samples: ``w R_i``, ``w x`` and ``w^2``.
+    """Sum ``w R_i``, ``w x`` and ``w^2`` over the samples of each atom, in the order of the samples.
 
     Blocks are (atoms of the round, tiles of features): neighbouring blocks read the same columns of R.
 

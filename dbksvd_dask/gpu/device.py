@@ -1,8 +1,8 @@
-"""The device: whether there is one, how arrays get there and back, and whose turn it is.
+"""The device: whether there is one, transfers to it and back, and turns on it.
 
-Everything that is CuPy's own is in `CupySpace`. The rest of the package knows a `Space` only: an array namespace
-and the few things that no namespace covers (transfers, pinned memory, launches). Tests put another space in its
-place, whose arrays refuse every hidden copy to the host and whose launches run in numba's simulator.
+`CupySpace` holds everything specific to CuPy. The rest of the package uses a `Space`: an array namespace and what
+no namespace covers (transfers, pinned memory, launches). Tests substitute a space whose arrays refuse implicit
+copies to the host and whose launches run in numba's simulator.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ import numpy as np
 
 from dbksvd_dask.errors import DeviceError
 
-# Device work of a process goes to one stream, so there is nothing to gain from two threads queueing it at once,
-# and one chunk's scratch to lose: tasks take turns. Re-entrant, since a task is made of smaller steps.
+# A process queues its device work on one stream. Two threads that queue at once gain nothing and need the scratch
+# memory of two chunks, so tasks take turns. Re-entrant, because a task consists of smaller steps that take turns.
 _turn = threading.RLock()
 
 
 class Space(Protocol):
-    """What the GPU code needs of an array library.
+    """What the GPU code needs from an array library.
 
     Attributes
     ----------
     xp : array namespace of the device's arrays
     threads : threads per block of every launch
-    shared_bytes : dynamic shared memory that a launch may ask for
+    shared_bytes : dynamic shared memory that a launch may request
     """
 
     xp: Any
@@ -37,7 +37,7 @@ class Space(Protocol):
     shared_bytes: int
 
     def asarray(self, array: Any) -> Any:
-        """Give the array on the device: copied from the host, or itself if it is there already."""
+        """Return the array on the device: a copy from the host, or the array itself if it is already there."""
         ...
 
     def to_host(self, array: Any) -> np.ndarray:
@@ -45,15 +45,15 @@ class Space(Protocol):
         ...
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """Give an array on the device, not filled."""
+        """Return an uninitialised array on the device."""
         ...
 
     def pinned(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """Give an array in page-locked host memory, which transfers can write to in the background."""
+        """Return an array in page-locked host memory, to which transfers write in the background."""
         ...
 
     def fetch(self, array: Any, out: np.ndarray) -> Callable[[], None]:
-        """Begin a copy to pinned memory; the call that is returned waits for its end."""
+        """Begin a copy to pinned memory; return a function that waits for its end."""
         ...
 
     def launch(self, kernel: Any, grid: int | tuple[int, int], shared: int, *args: Any) -> None:
@@ -65,7 +65,7 @@ class CupySpace:
     """CuPy arrays and numba-cuda launches on the current device, all on the default stream."""
 
     threads = 256
-    # what every card grants without opting in; numba-cuda has no way to ask for more
+    # what every card grants without opting in; numba-cuda cannot request more
     shared_bytes = 48 * 1024 - 4096
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class CupySpace:
         self._copies = cupy.cuda.Stream(non_blocking=True)
 
     def asarray(self, array: Any) -> Any:
-        """Give the array on the device; CuPy itself goes through pinned memory, in the background."""
+        """Return the array on the device; CuPy transfers through pinned memory in the background."""
         return self.xp.asarray(array)
 
     def to_host(self, array: Any) -> np.ndarray:
@@ -86,15 +86,15 @@ class CupySpace:
         return self.xp.asnumpy(array)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """Give an array on the device, not filled."""
+        """Return an uninitialised array on the device."""
         return self.xp.empty(shape, dtype=dtype)
 
     def pinned(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """Give an array in page-locked host memory."""
+        """Return an array in page-locked host memory."""
         return self._cupyx.empty_pinned(shape, dtype=dtype)
 
     def fetch(self, array: Any, out: np.ndarray) -> Callable[[], None]:
-        """Begin a copy to pinned memory on a stream of its own, after what computes `array`."""
+        """Begin a copy to pinned memory on a separate stream, once `array` is computed."""
         computed = self.xp.cuda.get_current_stream().record()
         self._copies.wait_event(computed)
         array.get(stream=self._copies, out=out, blocking=False)
@@ -106,14 +106,14 @@ class CupySpace:
         return wait
 
     def launch(self, kernel: Any, grid: int | tuple[int, int], shared: int, *args: Any) -> None:
-        """Run a kernel; the launch returns at once, the default stream keeps the order."""
-        # sync=False: CuPy and numba both use the default stream, so waiting for it before a launch gains nothing
+        """Run a kernel; the launch returns at once and the default stream keeps the order."""
+        # sync=False: CuPy and numba both use the default stream, so a launch need not wait for it
         ready = [self._cuda.as_cuda_array(a, sync=False) if isinstance(a, self.xp.ndarray) else a for a in args]
         kernel[grid, self.threads, 0, shared](*ready)
 
 
 def missing() -> str:
-    """Say what keeps this process from using a GPU; empty when nothing does."""
+    """Return what keeps this process from using a GPU, in words; empty when nothing does."""
     try:
         import cupy
     except Exception as error:  # a wheel for another CUDA version fails with more than ImportError
@@ -134,7 +134,7 @@ def missing() -> str:
 
 @cache
 def current() -> Space:
-    """Give the space of this process's device; raises `DeviceError` when there is none."""
+    """Return the space of this process's device; raise `DeviceError` when there is none."""
     reason = missing()
     if reason:
         raise DeviceError(f"device='gpu' was asked for, but {reason}; or use device='cpu'")
@@ -142,10 +142,11 @@ def current() -> Space:
 
 
 def budget() -> int:
-    """Bytes of the device that a fit may plan with, 0 when there is no device.
+    """Return the bytes of the device that a fit may plan with; 0 when there is no device.
 
-    85 % of the card, or what is free if others hold more than the rest, in steps of 256 MiB: the chunk size
-    follows from it, and with it the last bits of a result, so it must not change with every megabyte.
+    That is 85 % of the card, or the free memory if other processes hold more than the rest, rounded down to 256
+    MiB. The chunk size follows from it, and the last bits of a result from that, so small changes must not alter
+    it.
     """
     if missing():
         return 0
@@ -158,15 +159,15 @@ def budget() -> int:
 
 
 def on_device(array: Any) -> bool:
-    """Whether an array is on a device rather than numpy's."""
+    """Return whether an array is on a device rather than in numpy."""
     return not isinstance(array, np.ndarray)
 
 
 def to_host(array: Any) -> np.ndarray:
-    """Give a numpy array: itself, or a copy from the device."""
+    """Return a numpy array: the array itself, or a copy from the device."""
     return current().to_host(array) if on_device(array) else array
 
 
 def turn(device: str) -> AbstractContextManager[Any]:
-    """Wait for this process's turn on its device; nothing to wait for on the CPU."""
+    """Return a context that waits for a turn on the device of this process; on the CPU it does not wait."""
     return _turn if device == "gpu" else nullcontext()

@@ -1,9 +1,9 @@
-"""Encode samples on the device; the twins of `kernels.encode`.
+"""Encode samples on the device: the counterparts of `kernels.encode`.
 
-Two ways, told apart by where the gram is. On the device: one product per tile, then one block per sample runs the
-pursuit, and products never leave the device. On the host (orthogonal pursuit, and dictionaries whose gram does not
-fit): the products come back tile by tile through two pinned buffers, and while the host works on one tile the
-device computes the next.
+The pursuit runs where the gram is. On the device, each tile takes one matrix product and one block per sample, and
+products never leave the device. On the host (orthogonal pursuit, or a gram that does not fit on the device),
+products are copied back tile by tile through two pinned buffers: the host works on one tile while the device
+computes the next.
 """
 
 from __future__ import annotations
@@ -24,18 +24,23 @@ from dbksvd_dask.plan.encoders import ENCODERS
 
 # Rows per float64 sum, so that the widened copy of a chunk stays small.
 _SUM_ROWS = 1024
-# Blocks of a refit, each with its own scratch: some for every multiprocessor there is.
+# Blocks of a refit, each with its own scratch: several per multiprocessor of any card.
 _REFIT_BLOCKS = 2048
 
 
 def row_tiles(n: int, size: int, first: int = 0) -> list[slice]:
-    """Cut n rows into tiles of at most `size`; `first` is the index of the first row, and cuts lie on its grid."""
-    lead = first % units.GRID_ROWS % size  # tiles of fewer rows than the grid have cuts between its lines
+    """Return slices of n rows, of at most `size` rows each, cut on the grid of rows that starts at row 0.
+
+    Parameters
+    ----------
+    first : index of the first of these rows
+    """
+    lead = first % units.GRID_ROWS % size  # tiles smaller than a cell of the grid are also cut inside it
     return [slice(max(a - lead, 0), min(a - lead + size, n)) for a in range(0, lead + n, size)]
 
 
 def squared_norms(Y: Any) -> Any:
-    """Squared norm of each row in float64: (n,). Not finite exactly where the row has a NaN or an infinity."""
+    """Return the squared norm of each row: (n,) float64, not finite exactly where the row has NaN or infinity."""
     xp = namespace(Y)
     parts = []
     for rows in row_tiles(Y.shape[0], _SUM_ROWS):
@@ -45,7 +50,7 @@ def squared_norms(Y: Any) -> Any:
 
 
 def gram_matrix(D: Any) -> Any:
-    """Gram of a dictionary, ``D D^T``: (n_atoms, n_atoms)."""
+    """Return the gram of a dictionary, ``D D^T``: (n_atoms, n_atoms)."""
     return D @ D.T
 
 
@@ -69,8 +74,8 @@ def encode_rows(
     if not device.on_device(gram):
         return _encode_on_host(Y, D, gram, spec, weights, first)
     if not ENCODERS[spec.encoder].on_device or weights is not None:
-        # orthogonal pursuit keeps k rows of n_atoms products per sample: too much for shared memory; a weighted
-        # one, of growing dictionaries only, has no kernel of its own
+        # orthogonal pursuit keeps k rows of n_atoms products per sample, too much for shared memory; weights,
+        # which only growing dictionaries use, have no CUDA kernel
         return _encode_on_host(Y, D, device.to_host(gram), spec, weights, first)
     xp = namespace(Y)
     norm2 = squared_norms(Y)
@@ -87,9 +92,10 @@ def _itemsize(array: Any) -> int:
 
 
 def _limits(norm2: Any, spec: EncodeSpec, dtype: Any) -> Any:
-    """Smallest coefficient worth taking, per sample: (n,) of the working dtype.
+    """Return the smallest coefficient worth taking, per sample: (n,) of the working dtype.
 
-    Rounded up: a coefficient of that dtype is below the float64 limit exactly when it is below the rounded one.
+    The limit is rounded up: a coefficient of that dtype is below the float64 limit exactly when it is below the
+    rounded one.
     """
     xp = namespace(norm2)
     eps = float(xp.finfo(dtype).eps)
@@ -102,7 +108,7 @@ def _limits(norm2: Any, spec: EncodeSpec, dtype: Any) -> Any:
 
 
 def _pursue(prods: Any, gram: Any, norm2: Any, limit: Any, spec: EncodeSpec) -> tuple[Any, Any]:
-    """Matching pursuit of one tile of products, which is overwritten."""
+    """Run matching pursuit on one tile of products, which is overwritten."""
     space = device.current()
     n, m = prods.shape
     k = spec.k
@@ -140,7 +146,7 @@ def _pursue(prods: Any, gram: Any, norm2: Any, limit: Any, spec: EncodeSpec) -> 
 def _encode_on_host(
     Y: Any, D: Any, gram: np.ndarray, spec: EncodeSpec, weights: AtomWeights | None = None, first: int = 0
 ) -> tuple[Any, Any]:
-    """Products on the device, pursuit on the host: two pinned buffers, one being filled while one is read."""
+    """Compute products on the device and pursue on the host; one pinned buffer fills while the other is read."""
     space = device.current()
     n, m = Y.shape[0], D.shape[0]
     tiles = row_tiles(n, units.TILE_ROWS, first)
@@ -164,7 +170,7 @@ def _encode_on_host(
 
 
 def residual(Y: Any, atom: Any, coefficient: Any, D: Any) -> Any:
-    """Residual ``Y - X D`` as a new array: (n, n_features)."""
+    """Return the residual ``Y - X D`` as a new array: (n, n_features)."""
     space = device.current()
     R = space.empty(Y.shape, Y.dtype)
     space.launch(cuda.subtract_reconstruction, Y.shape[0], 0, Y, atom, coefficient, D, R)

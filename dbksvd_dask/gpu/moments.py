@@ -1,4 +1,4 @@
-"""Sums over the rows of a device array: the twin of `kernels.moments.column_sums`."""
+"""Sums over the rows of a device array: the counterpart of `kernels.moments.column_sums`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SUM_ROWS = 1024
 
 
 def row_sums(A: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sums, square sums per column and norms of the rows, all in float64, on the host.
+    """Return column sums, column sums of squares and row norms, in float64 on the host.
 
     Only these few kilobytes leave the device.
 

@@ -1,8 +1,8 @@
 """The dictionary update on one chunk of samples, on the device.
 
-The sums over the samples of an atom must not depend on the order in which blocks run, so nothing is added by
-atomics. Instead the nonzeros are grouped twice: by round and row, as on the CPU, for what is done to a row
-(products of the row, refresh), and by round and atom for what is summed over an atom's rows.
+The sums over the samples of an atom must not depend on the order in which blocks run, which rules out atomics.
+Instead the nonzeros are grouped twice: by round and row, as on the CPU, for work on a row (its products, refresh),
+and by round and atom for sums over the rows of an atom.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dbksvd_dask.kernels.lanczos import namespace
 
 
 class Entries(NamedTuple):
-    """The nonzeros of a chunk, grouped by round; positions are ``row * k + slot``, the last ones unused."""
+    """The nonzeros of a chunk, grouped by round; positions are ``row * k + slot``, unused slots last."""
 
     start: Any  # (n_rounds, n + 1) int32: entries of row i in round r are start[r, i]:start[r, i + 1]
     pos: Any  # (n * k,) int32 positions by round and row
@@ -28,13 +28,13 @@ class Entries(NamedTuple):
 
 
 def _sorted_keys(xp: Any, group: Any, used: Any, n_groups: int, position: Any) -> Any:
-    """Sort positions by group; unused ones last. Keys are unique, so the order does not depend on the sort."""
+    """Sort positions by group, unused ones last. Keys are unique, so any sort gives the same order."""
     n = position.shape[0]
     return xp.sort(xp.where(used, group, xp.full_like(group, n_groups)) * n + position)
 
 
 def _places(round_of: np.ndarray, local_of: np.ndarray, n_rounds: int) -> tuple[np.ndarray, np.ndarray]:
-    """Number of each atom in the order of the rounds, and of each round's first atom."""
+    """Return the number of each atom in the order of the rounds, and that of each round's first atom."""
     offset = np.concatenate([[0], np.cumsum(np.bincount(round_of, minlength=n_rounds))])
     return (offset[round_of] + local_of).astype(np.int64), offset
 
@@ -77,7 +77,7 @@ def count_atoms(entries: Entries, round_of: np.ndarray, local_of: np.ndarray) ->
 
 
 def _atom_sums(R: Any, weight: Any, x: Any, entries: Entries, r: int, n_local: int) -> tuple[Any, Any, Any]:
-    """Sums of ``w R_i``, ``w x`` and ``w^2`` over the samples of each atom of round r."""
+    """Sum ``w R_i``, ``w x`` and ``w^2`` over the samples of each atom of round r."""
     space = device.current()
     d = R.shape[1]
     W = space.empty((n_local, d), R.dtype)
@@ -89,7 +89,7 @@ def _atom_sums(R: Any, weight: Any, x: Any, entries: Entries, r: int, n_local: i
 
 
 def start_products(R: Any, coefficient: Any, entries: Entries, r: int, n_local: int) -> tuple[Any, Any]:
-    """Partial sums of the warm start of round r: ``R[O]^T x`` and ``|x|^2`` for each of its atoms.
+    """Return partial sums of the warm start of round r: ``R[O]^T x`` and ``|x|^2`` for each of its atoms.
 
     Returns
     -------
@@ -101,7 +101,7 @@ def start_products(R: Any, coefficient: Any, entries: Entries, r: int, n_local: 
 
 
 def next_products(R: Any, coefficient: Any, entries: Entries, r: int, V: Any, dv: Any) -> tuple[Any, Any, Any]:
-    """Partial sums of one Lanczos product of round r; see `kernels.update.next_products`.
+    """Return partial sums of one Lanczos product of round r; see `kernels.update.next_products`.
 
     Parameters
     ----------
@@ -157,6 +157,6 @@ def refresh(
 
 
 def _flat(coefficient: Any) -> Any:
-    """Codes (n, k) as a view of (n * k,)."""
+    """Return coefficients (n, k) as a view of shape (n * k,)."""
     n, k = coefficient.shape
     return namespace(coefficient).reshape(coefficient, (n * k,))

@@ -1,4 +1,4 @@
-"""Dask graphs: what builds them and what runs them.
+"""Build and run Dask graphs; no other layer does.
 
-The only layer that builds or runs Dask graphs; may know stores, evaluate, kernels and gpu; no fits, no jobs.
+May import stores, evaluate, kernels and gpu; not fit or jobs.
 """

@@ -1,7 +1,7 @@
-"""Everything that this package uses of Dask without Dask promising it; tests/graph/test_compat.py says what for.
+"""The parts of Dask that this package uses although they are not public; tests/graph/test_compat.py covers each.
 
-Graphs are built from Dask's own task objects: `dask.delayed`, the public way, merges the whole graph so far with
-every call (see `graph.tasks`). Where a release of Dask moves them, this module is the one to change.
+Graphs are built from Dask's internal task objects, because `dask.delayed` merges the whole graph with every call
+(see `graph.tasks`). If a release of Dask moves them, change this module.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def delayed_of(key: str, graph: Mapping[Any, Any]) -> Delayed:
 
 
 def placed_delayed(key: str, graph: Mapping[Any, Any], name: str, workers: Callable[[Any], list[str]]) -> Delayed:
-    """Return the same with a preferred worker per task; a task runs elsewhere where that one is lost.
+    """Return the same with a preferred worker per task; if that worker is lost, the task runs elsewhere.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
-"""Where the heavy work runs, and the functions that do it there.
+"""The choice between host and device, and the functions that compute there.
 
-A mix of devices would make the result depend on which worker got which chunk, so all workers of a cluster compute
-on GPUs or none does. `auto` asks every worker that is there; an explicit `gpu` is refused where one has none.
+With a mix of devices the result would depend on which worker gets which chunk, so either all workers of a cluster
+compute on GPUs or none does. `auto` probes every worker; an explicit `gpu` is refused if one has no GPU.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ logger = logging.getLogger(__name__)
 
 
 class Worker(NamedTuple):
-    """What a process that computes has to offer."""
+    """A process that computes, and its device."""
 
     name: str  # empty for this process
     missing: str  # what keeps it from using a GPU
-    budget: int  # bytes of its device to plan with
+    budget: int  # bytes of its device that a plan may use
     n_threads: int
 
 
@@ -43,13 +43,13 @@ def workers() -> list[Worker]:
         threads = dask.config.get("num_workers", None) or CPU_COUNT
         return [Worker("", *probe_device(), int(threads))]
     n_threads = client.nthreads()
-    # a worker that dies while it is asked, as with too little memory, must not end the fit: its tasks go elsewhere
+    # a worker that dies during the probe, as with too little memory, must not end the fit: its tasks run elsewhere
     answers: dict[str, Any] = client.run(probe_device, on_error="return")
     return [Worker(name, *_answer(answers[name]), n_threads.get(name, 1)) for name in sorted(answers)]
 
 
 def _answer(given: Any) -> tuple[str, int]:
-    """What a worker said of its device, or why it could not."""
+    """Return a worker's answer to `probe_device`, or why it gave none."""
     missing, budget = given if isinstance(given, tuple) else (f"there is no answer ({given})", 0)
     return str(missing), int(budget)
 
@@ -89,21 +89,21 @@ def place(device: str, sizes: Sizes, encoder: str) -> DevicePlan:
     if not found:
         return DevicePlan(CPU, sizes.chunk_size, 0)
     chunks = -(-sizes.n_rows // sizes.chunk_size)
-    share = -(-chunks // len(found)) * sizes.chunk_size  # whole chunks: one device may have one more than another
-    own = sizes._replace(n_rows=min(share, sizes.n_rows))
-    made = plan_device(own, min(w.budget for w in found), encoder, max(w.n_threads for w in found))
+    share = -(-chunks // len(found)) * sizes.chunk_size  # whole chunks: some devices have one more than others
+    per_device = sizes._replace(n_rows=min(share, sizes.n_rows))
+    made = plan_device(per_device, min(w.budget for w in found), encoder, max(w.n_threads for w in found))
     logger.info("device plan: %s", made)
     return made
 
 
 def functions(place: Placement) -> Any:
-    """Return the module whose functions compute on chunks where a placement says.
+    """Return the module whose functions compute on chunks at a placement.
 
-    It is `kernels.chunk` or, for a device, its twin `gpu.chunk`: the same names, parameters and results. Graphs
-    are built from its functions, and a task that calls several asks once.
+    That is `kernels.chunk` or, for a device, `gpu.chunk`, which has the same names and parameters. Graphs are
+    built from its functions; a task that calls several of them calls this once.
     """
     if place.device == "cpu":
         return chunk
-    from dbksvd_dask.gpu import chunk as on_device  # whose libraries are only there where a device is
+    from dbksvd_dask.gpu import chunk as on_device  # imports numba.cuda, which a fit on the host does not need
 
     return on_device

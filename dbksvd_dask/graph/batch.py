@@ -1,4 +1,7 @@
-"""One outer batch as a Dask graph; graphs that only encode are in `graph.encode`; both use `graph.tasks`.
+"""One outer batch of DB-KSVD as a Dask graph; graphs that only encode are in `graph.encode`.
+
+The algorithm is that of Valentin, Katz, Vanhoucke, Kochenderfer: DB-KSVD (arXiv:2505.18441): encode a batch, then
+update the atoms in rounds, all atoms of a round at once. docs/algorithm.md derives the update.
 
 ::
 
@@ -7,8 +10,8 @@
               refresh per chunk -> state
     end:      merged dictionary, metrics, atom usage
 
-The graph runs on whatever scheduler is current: threads, a LocalCluster, a remote one. Partial sums are made
-per chunk and added in a fixed order, so its result does not depend on where or in which order the tasks ran.
+The graph runs on the current scheduler: threads, a LocalCluster or a remote cluster. Partial sums are computed per
+chunk and added in a fixed order, so the result does not depend on where or in which order the tasks run.
 """
 
 from __future__ import annotations
@@ -36,13 +39,13 @@ from dbksvd_dask.plan.device import CPU, Placement
 from dbksvd_dask.plan.encoder import AtomWeights, EncodeSpec
 from dbksvd_dask.plan.groups import Group, plan_rounds
 
-# Parts that one task adds up. Pairs: neighbouring chunks lie on one worker, so all but the top of the tree adds
-# where the parts are, and one sum per worker travels instead of one per chunk.
+# Parts that one task adds. Neighbouring chunks lie on one worker, so with pairs all levels but the top add where
+# the parts are, and one sum per worker is transferred instead of one per chunk.
 FAN_IN = 2
 
 
 class BatchSpec(NamedTuple):
-    """What a batch needs to know besides its rows and the dictionary."""
+    """The settings of a batch, besides its rows and the dictionary."""
 
     groups: tuple[Group, ...]
     encode: EncodeSpec
@@ -52,18 +55,18 @@ class BatchSpec(NamedTuple):
     seed: int
     dtype: Any
     place: Placement = CPU
-    weights: AtomWeights | None = None  # of a dictionary that is one group
+    weights: AtomWeights | None = None  # only for a dictionary of one group
 
 
 class Upcoming(NamedTuple):
-    """What the next batch of a fit will read."""
+    """The rows that the next batch of a fit reads."""
 
-    fit: str  # tells fits in one process apart
+    fit: str  # identifies the fit among those of a process
     rows: np.ndarray  # int64 (n_rows,); empty for the last batch
 
 
 class BatchResult(NamedTuple):
-    """What one outer batch gives."""
+    """The result of one outer batch."""
 
     dictionary: np.ndarray  # (n_atoms, n_features)
     counts: np.ndarray  # (n_atoms,) samples per atom
@@ -79,9 +82,9 @@ class BatchResult(NamedTuple):
 
 
 def _tree(names: Tasks, place: Placement, label: str, index: tuple[int, ...], parts: list[Any]) -> list[Any]:
-    """Add the parts of all chunks in the fixed order of `plan.units.tree_levels`, all but the last level."""
+    """Add all levels but the last of a sum over chunks, in the fixed order of `plan.units.tree_levels`."""
     add = functions(place).add_sums
-    firsts = list(range(len(parts)))  # first chunk of each part: sums are made where it is
+    firsts = list(range(len(parts)))  # first chunk of each part: its worker computes the sum
     for depth, spans in enumerate(units.tree_levels(len(parts), FAN_IN)[:-1]):
         parts = [
             names.call(add, f"{label}-sum", (*index, depth, i), parts[a:b], chunk=firsts[a])
@@ -92,7 +95,7 @@ def _tree(names: Tasks, place: Placement, label: str, index: tuple[int, ...], pa
 
 
 class _Stage(NamedTuple):
-    """The tasks of one group: new atoms, states after its update, and what was counted on the way."""
+    """The tasks of one group: new atoms, states after its update, statistics and counts of its encoding."""
 
     dictionary: Any
     states: list[Any]
@@ -111,7 +114,7 @@ def _encode_first(
     place: Placement,
     weights: AtomWeights | None,
 ) -> chunk.ChunkState:
-    """Load and encode a chunk in one task, so that the samples themselves are never kept."""
+    """Load and encode a chunk in one task, so that no task keeps the samples."""
     compute, raw = functions(place), rows.load()
     with device.turn(place.pursuit):
         Y = prepare(raw, rows.where, mean, dtype, place)
@@ -128,7 +131,7 @@ def _encode_residual(
     rounds: chunk.Rounds,
     place: Placement,
 ) -> chunk.ChunkState:
-    """Encode what the groups before have left over."""
+    """Encode the residual that the preceding groups leave."""
     compute, stats = functions(place), before.stats
     assert stats is not None
     state, counts = compute.encode_chunk(before.R, D, gram, spec, rounds)
@@ -138,13 +141,13 @@ def _encode_residual(
 
 
 def _waiting(state: chunk.ChunkState, place: Placement) -> chunk.ChunkState:
-    """State as it waits for the next task: on its device, or parked on the host where that is too small."""
+    """Return the state for the next task: on its device, or parked on the host if the device is too small."""
     parked: chunk.ChunkState = state if place.resident else functions(place).park(state)
     return parked
 
 
 def _stats_of(state: chunk.ChunkState) -> chunk.ChunkStats:
-    """What the driver wants of a chunk's encoding: kilobytes, while the state stays where it is."""
+    """Return the statistics that the driver needs: kilobytes, while the state stays on its worker."""
     assert state.stats is not None
     return state.stats._replace(y_norms=np.empty(0))
 
@@ -158,21 +161,21 @@ def _after(state: chunk.ChunkState, place: Placement) -> Any:
 
 
 def _first_step(parts: list[Any], D: np.ndarray, members: np.ndarray, last: bool, place: Placement) -> Any:
-    """Warm start of a round; with one Lanczos step only, its new atoms."""
+    """Start a round; with a single Lanczos step, return its new atoms."""
     compute = functions(place)
     lz = compute.begin_round(parts, D, members)
     return compute.finish_round(lz, D, members) if last else lz
 
 
 def _next_step(parts: list[Any], lz: Any, D: np.ndarray, members: np.ndarray, last: bool, place: Placement) -> Any:
-    """One Lanczos step of a round; after the last one, its new atoms."""
+    """Take one Lanczos step of a round; after the last, return its new atoms."""
     compute = functions(place)
     lz = compute.advance_round(parts, lz, D, members)
     return compute.finish_round(lz, D, members) if last else lz
 
 
 def _round(names: Tasks, spec: BatchSpec, g: int, r: int, D: Any, members: np.ndarray, states: list[Any]) -> Any:
-    """New atoms of one round."""
+    """Add the tasks of one round; return that of its new atoms."""
     steps, compute = spec.lanczos_steps, functions(spec.place)
     parts = [
         names.call(compute.first_product, "lanczos-start", (g, r, c), state, r, members.size, chunk=c)
@@ -194,20 +197,20 @@ def _round(names: Tasks, spec: BatchSpec, g: int, r: int, D: Any, members: np.nd
 
 
 def _update(
-    names: Tasks, spec: BatchSpec, g: int, D: Any, near: list[Any], rounds: chunk.Rounds, states: list[Any]
+    names: Tasks, spec: BatchSpec, g: int, D: Any, D_chunk: list[Any], rounds: chunk.Rounds, states: list[Any]
 ) -> tuple[list[Any], list[Any]]:
-    """Rounds of one group: new atoms of each round, and the states after the last.
+    """Add the rounds of one group; return the new atoms of each round, and the states after the last.
 
     Parameters
     ----------
-    D : the group's atoms on the host;  near : per chunk, the same where its tasks use them
+    D : the group's atoms on the host;  D_chunk : per chunk, the same atoms on the device of its tasks
     """
     new_atoms = []
     refresh, nonneg = functions(spec.place).refresh_chunk, spec.encode.nonneg
     for r, members in enumerate(rounds.atoms):
         new = _round(names, spec, g, r, D, members, states)
         states = [
-            names.call(refresh, "refresh", (g, r, c), state, r, near[c], members, new, nonneg, chunk=c)
+            names.call(refresh, "refresh", (g, r, c), state, r, D_chunk[c], members, new, nonneg, chunk=c)
             for c, state in enumerate(states)
         ]
         new_atoms.append(new)
@@ -215,7 +218,7 @@ def _update(
 
 
 def _propose(rule: Rule, place: Placement, *chunk: Any) -> Candidates:
-    """Candidates of one chunk to take the place of dead atoms."""
+    """Return the candidates of one chunk to replace dead atoms."""
     return rule.propose(functions(place), *chunk)
 
 
@@ -229,23 +232,23 @@ def _stage(
 ) -> _Stage:
     """Encode and update one group of atoms."""
     group, compute = spec.groups[g], functions(spec.place)
-    own = names.data(np.ascontiguousarray(D[group.start : group.stop]), f"dictionary-{g}")
+    D_group = names.data(np.ascontiguousarray(D[group.start : group.stop]), f"dictionary-{g}")
     rounds = chunk.invert_rounds(plan_rounds(group, spec.seed, iteration), group.stop - group.start)
-    near = dictionaries_of(names, own, g, spec.place)
-    grams = grams_of(names, own, group.stop - group.start, g, spec.place)
-    states = encode_tasks(near, grams, spec.encode._replace(k=group.k), rounds)
+    D_chunk = dictionaries_of(names, D_group, g, spec.place)
+    grams = grams_of(names, D_group, group.stop - group.start, g, spec.place)
+    states = encode_tasks(D_chunk, grams, spec.encode._replace(k=group.k), rounds)
     stats = [names.call(_stats_of, "stats", (g, c), state, chunk=c) for c, state in enumerate(states)]
     counts = names.call(_counts_of, "counts", (g,), stats)
-    new, states = _update(names, spec, g, own, near, rounds, states)
+    new, states = _update(names, spec, g, D_group, D_chunk, rounds, states)
     members = list(rounds.atoms)
     rule, update = rule_of(spec.dead_atoms), (members, new, counts)
     candidates = [
-        names.call(_propose, "propose", (g, c), rule, spec.place, state, near[c], *update, chunk=c)
+        names.call(_propose, "propose", (g, c), rule, spec.place, state, D_chunk[c], *update, chunk=c)
         for c, state in enumerate(states)
         if rule.proposes
     ]
     path = SeedPath(spec.seed, iteration, group.start)
-    merged = names.call(compute.merge_dictionary, "dictionary", (g,), own, *update, candidates, rule, path)
+    merged = names.call(compute.merge_dictionary, "dictionary", (g,), D_group, *update, candidates, rule, path)
     return _Stage(merged, states, stats, counts)
 
 
@@ -258,15 +261,15 @@ def build_batch(
     iteration: int,
     upcoming: Upcoming | None = None,
 ) -> Delayed:
-    """Graph of one outer batch; computing it gives a `BatchResult`.
+    """Build the graph of one outer batch, which `run_batch` computes.
 
     Parameters
     ----------
-    source : where the samples are
+    source : the samples
     rows : int64 (n_rows,), the batch's rows in reading order
     D : (n_atoms, n_features) current dictionary
-    mean : (n_features,) taken off every sample, or None
-    upcoming : what the next batch will read, so that workers may read it while they compute this one
+    mean : (n_features,) to subtract from every sample, or None
+    upcoming : rows of the next batch, which workers may read while they compute this one
     """
     spans = units.split_rows(rows.size, spec.chunk_size)
     names = Tasks(iteration, len(spans), chunk_homes(len(spans)))
@@ -276,10 +279,12 @@ def build_batch(
     stages: list[_Stage] = []
     for g in range(len(spec.groups)):
 
-        def encode_tasks(near: list[Any], grams: list[Any], how: EncodeSpec, rounds: Any, g: int = g) -> list[Any]:
+        def encode_tasks(
+            D_chunk: list[Any], grams: list[Any], how: EncodeSpec, rounds: Any, g: int = g
+        ) -> list[Any]:
             out = []
             for c, ref in enumerate(refs):
-                rest = (near[c], grams[c], how, rounds, spec.place)
+                rest = (D_chunk[c], grams[c], how, rounds, spec.place)
                 if g == 0:
                     call = names.call(
                         _encode_first, "encode", (g, c), ref, centre, spec.dtype, *rest, weights, chunk=c
@@ -300,15 +305,17 @@ def build_batch(
 
 
 def _coefficient_sums(names: Tasks, spec: BatchSpec, stages: list[_Stage]) -> list[Any]:
-    """Sums of the coefficients of each group's atoms."""
-    groups = zip(spec.groups, stages, strict=True)
-    return [signs.sum_tasks(names, g, s.states, group.stop - group.start) for g, (group, s) in enumerate(groups)]
+    """Add tasks that sum the coefficients of each group's atoms."""
+    return [
+        signs.sum_tasks(names, spec.place, g, stage.states, group.stop - group.start)
+        for g, (group, stage) in enumerate(zip(spec.groups, stages, strict=True))
+    ]
 
 
 def _references(
     source: Source, rows: np.ndarray, chunk_size: int, iteration: int, upcoming: Upcoming | None
 ) -> list[Any]:
-    """References to the rows of each chunk."""
+    """Return references to the rows of each chunk."""
 
     def cut(rows: np.ndarray) -> list[Any]:
         return [source.take(rows[a:b]) for a, b in units.split_rows(rows.size, chunk_size)]
@@ -325,7 +332,7 @@ def _collect(
     after: list[Any],
     sums: list[np.ndarray],
 ) -> tuple[np.ndarray, np.ndarray, Moments, Moments, float, np.ndarray | None]:
-    """Everything the driver wants of a batch."""
+    """Return everything that the driver needs from a batch."""
     before = merge_moments(s.moments for s in stats)
     total = after[0]
     for part in after[1:]:
@@ -342,12 +349,12 @@ def _collect(
 
 
 def run_batch(graph: Delayed, on_round: Callable[[], None] | None = None) -> BatchResult:
-    """Compute a batch's graph on the current scheduler; `on_round` is called after each round."""
+    """Compute the graph of a batch on the current scheduler; call `on_round` after each round."""
     began = time.time()
     result = compute(graph, "round-", on_round)
     ended = time.time()
     dictionary, counts, before, after, encoded, sums = result
-    encoded = min(max(encoded, began), ended)  # clocks of other machines may differ
+    encoded = min(max(encoded, began), ended)  # a worker's clock may differ from this one
     return BatchResult(
         dictionary,
         counts,
@@ -361,5 +368,5 @@ def run_batch(graph: Delayed, on_round: Callable[[], None] | None = None) -> Bat
 
 
 def count_tasks(graph: Delayed) -> int:
-    """Tasks of a graph."""
+    """Return the number of tasks of a graph."""
     return len(keys_of(graph))

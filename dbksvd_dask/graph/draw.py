@@ -1,9 +1,9 @@
 """New atoms of a growing dictionary, drawn from the residuals of a batch.
 
-A new atom is the residual of a sample, drawn with a probability proportional to its squared norm. Drawing is a
-race: sample i gets the key ``log(u_i) / |r_i|^2`` with u_i uniform, and the largest keys win, which is an exact
-draw without replacement. Each chunk sends its own winners only, and the result depends on the seed, the iteration
-and the chunk size, not on where or in which order the chunks ran.
+A new atom is the residual of a sample, drawn with probability proportional to its squared norm. Sample i gets the
+key ``log(u_i) / |r_i|^2`` with u_i uniform; taking the largest keys is an exact draw without replacement. Each
+chunk sends only its own largest keys, and the result depends on the seed, the iteration and the chunk size, not on
+where or in which order the chunks ran.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dbksvd_dask.plan import seeds, units
 
 
 class Draw(NamedTuple):
-    """How many residuals are drawn, and from which random numbers."""
+    """The number of residuals to draw, and the path of the random numbers."""
 
     n_new: int
     seed: int
@@ -36,7 +36,7 @@ class Draw(NamedTuple):
 
 
 def race_keys(norms: np.ndarray, uniform: np.ndarray) -> np.ndarray:
-    """Keys of a draw proportional to norms squared, largest first; minus infinity for a residual of zero.
+    """Return the keys of a draw proportional to squared norms; minus infinity for a residual of zero.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ def race_keys(norms: np.ndarray, uniform: np.ndarray) -> np.ndarray:
 
 
 def draw_residuals(rows: Any, D: np.ndarray, gram: np.ndarray, how: EncodePlan, draw: Draw, c: int) -> Candidates:
-    """Winners of one chunk: keys and residuals, at most n_new of them, best first."""
+    """Return the largest keys of one chunk and their residuals, at most n_new, largest first."""
     compute, raw = functions(how.place), rows.load()
     with device.turn(how.place.pursuit):
         Y = prepare(raw, rows.where, how.mean, how.dtype, how.place)
@@ -61,14 +61,14 @@ def draw_residuals(rows: Any, D: np.ndarray, gram: np.ndarray, how: EncodePlan, 
 
 
 def _merge(parts: list[Candidates], n_new: int) -> np.ndarray:
-    """Winners of all chunks: (at most n_new, d)."""
+    """Return the residuals with the largest keys of all chunks: (at most n_new, d)."""
     keys = np.concatenate([part.score for part in parts])
     rows = np.concatenate([part.rows for part in parts])
     return rows[np.argsort(-keys, kind="stable")[:n_new]]
 
 
 def build_draw(source: Source, rows: np.ndarray, D: np.ndarray, how: EncodePlan, size: int, draw: Draw) -> Delayed:
-    """Graph that encodes rows and draws residuals: computing it gives (at most n_new, n_features)."""
+    """Build the graph that encodes rows and draws residuals: (at most n_new, n_features)."""
     names = Tasks(draw.iteration)
     dictionary, gram = load.dictionary_and_gram(names, D, how.place)
     parts = [
@@ -79,9 +79,9 @@ def build_draw(source: Source, rows: np.ndarray, D: np.ndarray, how: EncodePlan,
 
 
 def grow(source: Source, rows: np.ndarray, D: np.ndarray, how: EncodePlan, size: int, draw: Draw) -> np.ndarray:
-    """Dictionary with n_new more atoms: (n_atoms + n_new, n_features).
+    """Return a dictionary with n_new more atoms: (n_atoms + n_new, n_features).
 
-    Where there are fewer residuals than new atoms, random directions take the rest.
+    If there are fewer residuals than new atoms, the others are random directions.
     """
     (residuals,) = dask.compute(build_draw(source, rows, D, how, size, draw))
     residuals = rows_near_one(residuals)

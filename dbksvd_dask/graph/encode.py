@@ -47,12 +47,12 @@ class EncodePlan(NamedTuple):
 def plan_encoding(
     dictionary: Dictionary, place: Placement = CPU, given: Mapping[str, Any] | None = None
 ) -> EncodePlan:
-    """Return how a dictionary encodes: as it was fitted, except for what is given (None: nothing).
+    """Return how a dictionary encodes: as it was fitted, except for the given parameters.
 
     Parameters
     ----------
-    place : where blocks are encoded, as `place_encoding` says
-    given : some of `plan.encoder.CHOOSABLE`
+    place : where blocks are encoded, from `place_encoding`
+    given : some of `plan.encoder.CHOOSABLE`, or None
     """
     spec, weights = dictionary.encode_spec(given), dictionary.encode_weights(given)
     return EncodePlan(spec, dictionary.mean, dictionary.atoms.dtype, place, weights)
@@ -71,7 +71,7 @@ def place_encoding(dictionary: Dictionary, spec: EncodeSpec, device: str, block_
 
 
 def encode_block(rows: Any, D: np.ndarray, gram: np.ndarray, how: EncodePlan) -> tuple[np.ndarray, np.ndarray]:
-    """Load and encode a block of rows: atom (n, k) int32 and coefficient (n, k)."""
+    """Load and encode a block of rows; return atom (n, k) int32 and coefficient (n, k)."""
     raw = rows.load()
     with device.turn(how.place.pursuit):
         Y = prepare(raw, rows.where, how.mean, how.dtype, how.place)
@@ -79,11 +79,11 @@ def encode_block(rows: Any, D: np.ndarray, gram: np.ndarray, how: EncodePlan) ->
 
 
 def evaluate_block(rows: Any, D: np.ndarray, gram: np.ndarray, how: EncodePlan, first: int) -> tuple[Moments, int]:
-    """Load and encode a block of rows: sums over samples and residual, and the number of nonzeros.
+    """Load and encode a block of rows; return sums over samples and residual, and the number of nonzeros.
 
     Parameters
     ----------
-    first : place of the first of these rows among all that are measured
+    first : index of the first of these rows among all that are measured
     """
     raw = rows.load()
     with device.turn(how.place.pursuit):
@@ -94,13 +94,14 @@ def evaluate_block(rows: Any, D: np.ndarray, gram: np.ndarray, how: EncodePlan, 
 def build_evaluation(
     source: Source, rows: np.ndarray, D: np.ndarray, how: EncodePlan, chunk_size: int, iteration: int = 0
 ) -> Delayed:
-    """Graph that encodes rows and merges their metrics: computing it gives (Moments, number of nonzeros)."""
+    """Build the graph that encodes rows and merges their metrics: (Moments, number of nonzeros)."""
     spans = split_rows(rows.size, chunk_size)
     names = Tasks(iteration, len(spans), chunk_homes(len(spans)))
-    own = names.data(np.ascontiguousarray(D), "dictionary")
-    near, grams = dictionaries_of(names, own, 0, how.place), grams_of(names, own, D.shape[0], 0, how.place)
+    D_host = names.data(np.ascontiguousarray(D), "dictionary")
+    D_chunk = dictionaries_of(names, D_host, 0, how.place)
+    grams = grams_of(names, D_host, D.shape[0], 0, how.place)
     parts = [
-        names.call(evaluate_block, "evaluate", (c,), source.take(rows[a:b]), near[c], grams[c], how, a, chunk=c)
+        names.call(evaluate_block, "evaluate", (c,), source.take(rows[a:b]), D_chunk[c], grams[c], how, a, chunk=c)
         for c, (a, b) in enumerate(spans)
     ]
     return names.finish(names.call(_merge_evaluation, "evaluation", (), parts))
@@ -113,7 +114,7 @@ def _merge_evaluation(parts: list[tuple[Moments, int]]) -> tuple[Moments, int]:
 def _encoding(
     source: Source, D: np.ndarray, how: EncodePlan, block_rows: int
 ) -> tuple[Tasks, list[Any], list[int]]:
-    """Tasks that encode a whole source, block by block, and the rows of each block."""
+    """Return the tasks that encode a whole source, block by block, and the number of rows of each block."""
     names = Tasks()
     dictionary, gram = dictionary_and_gram(names, D, how.place)
     spans = split_rows(source.n_samples, block_rows)
@@ -125,7 +126,7 @@ def _encoding(
 
 
 def encode_now(source: Source, D: np.ndarray, how: EncodePlan, block_rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Encode a whole source on the current scheduler: atom (n, k) and coefficient (n, k)."""
+    """Encode a whole source on the current scheduler; return atom (n, k) and coefficient (n, k)."""
     names, blocks, _ = _encoding(source, D, how, block_rows)
     (codes,) = dask.compute(names.finish(names.call(_stack, "codes", (), blocks)))
     return codes
@@ -136,7 +137,7 @@ def _stack(pairs: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.n
 
 
 def encode_lazily(source: Source, D: np.ndarray, how: EncodePlan, block_rows: int) -> tuple[da.Array, da.Array]:
-    """Encode a whole source when asked: Dask arrays atom (n, k) and coefficient (n, k)."""
+    """Return Dask arrays that encode a whole source when computed: atom (n, k) and coefficient (n, k)."""
     names, blocks, sizes = _encoding(source, D, how, block_rows)
     return (
         _as_array(names, "atom", _first, blocks, (tuple(sizes), (how.spec.k,)), np.int32),
@@ -147,7 +148,7 @@ def encode_lazily(source: Source, D: np.ndarray, how: EncodePlan, block_rows: in
 def _as_array(
     names: Tasks, label: str, which: Callable[[Any], Any], blocks: list[Any], chunks: Any, dtype: Any
 ) -> da.Array:
-    """One of the two arrays of a list of code tasks, as a Dask array."""
+    """Return one of the two arrays that a list of encoding tasks gives, as a Dask array."""
     name = f"{label}-{uuid.uuid4().hex}"
     graph = dict(names.graph)
     for i, block in enumerate(blocks):

@@ -1,4 +1,4 @@
-"""What every graph begins with: rows, the gram of a dictionary, and the dictionary where it is used."""
+"""The tasks with which every graph begins: load rows, compute the gram, transfer the dictionary."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from dbksvd_dask.plan.units import split_rows
 
 
 def load(rows: Any, mean: np.ndarray | None, dtype: Any) -> np.ndarray:
-    """Read, widen and centre a chunk of samples; refuse NaN and infinity by name."""
+    """Load, widen and centre a chunk of samples; refuse NaN and infinity, and name the row."""
     return prepare(rows.load(), rows.where, mean, dtype)
 
 
 def prepare(
     raw: np.ndarray, where: Callable[[int], str], mean: np.ndarray | None, dtype: Any, place: Placement = CPU
 ) -> np.ndarray:
-    """Widen and centre a chunk of samples, on the device they are needed on; refuse NaN and infinity by name."""
+    """Widen and centre a chunk of samples where they are needed; refuse NaN and infinity, and name the row."""
     compute = functions(place)
     Y: np.ndarray = compute.prepare(raw, mean, dtype)
     bad = np.flatnonzero(~(compute.squared_norms(Y) <= largest_norm(dtype) ** 2))  # catches NaN too
@@ -37,11 +37,11 @@ def prepare(
 
 
 def _refused(raw: np.ndarray, where: Callable[[int], str], bad: np.ndarray, dtype: Any) -> str:
-    """Why some rows of a chunk cannot be encoded."""
+    """Return why some rows of a chunk cannot be encoded."""
     first = int(bad[0])
     many = f"({bad.size} such row{'s' * (bad.size > 1)} in this chunk of the batch); drop those rows"
     if not np.isfinite(raw[first]).all():
-        return f"{where(first)} has NaN or infinity {many}, for example with `dbksvd import --nonfinite drop`"
+        return f"{where(first)} has NaN or infinity {many}, or import the samples again with nonfinite='drop'"
     largest = float(np.abs(raw[first]).max())
     return (
         f"{where(first)} has a value of magnitude {largest:.2g}, too large for {np.dtype(dtype)}: norms may be "
@@ -50,10 +50,10 @@ def _refused(raw: np.ndarray, where: Callable[[int], str], bad: np.ndarray, dtyp
 
 
 def grams_of(names: Tasks, D: Any, n_atoms: int, g: int = 0, place: Placement = CPU) -> list[Any]:
-    """The gram for each chunk: tiles of its upper triangle as tasks of their own, put together once per home.
+    """Add the tasks of a gram; return its reference for each chunk.
 
-    Tiles are shared out among the homes and travel as they are: half the bytes of the gram. A device computes a
-    gram faster than it could receive one.
+    The tiles of its upper triangle, half the bytes of the gram, are spread over the homes and assembled once per
+    home. A device computes a gram faster than it would receive one.
     """
     if place.device == "gpu":
         return names.once_per_home(functions(place).gram_matrix, "gram", (g,), D, place.gram_on_device)
@@ -68,7 +68,7 @@ def grams_of(names: Tasks, D: Any, n_atoms: int, g: int = 0, place: Placement = 
 
 
 def dictionaries_of(names: Tasks, D: Any, g: int = 0, place: Placement = CPU) -> list[Any]:
-    """The dictionary for each chunk, where its tasks use it: on the host, or on the device of its home."""
+    """Return the dictionary for each chunk: on the host, or on the device of the chunk's home."""
     if place.device == "gpu":
         return names.once_per_home(functions(place).to_device, "dictionary-device", (g,), D)
     return [D] * names.n_chunks
@@ -79,17 +79,13 @@ def _assemble(n_atoms: int, tiles: list[np.ndarray]) -> np.ndarray:
 
 
 def dictionary_and_gram(names: Tasks, D: np.ndarray, place: Placement) -> tuple[Any, Any]:
-    """Dictionary and gram for tasks that have no homes."""
-    own = names.data(np.ascontiguousarray(D), "dictionary")
-    (dictionary, *_), (gram, *_) = (
-        dictionaries_of(names, own, 0, place),
-        grams_of(names, own, D.shape[0], 0, place),
-    )
-    return dictionary, gram
+    """Return the dictionary and its gram for tasks without homes."""
+    D_host = names.data(np.ascontiguousarray(D), "dictionary")
+    return dictionaries_of(names, D_host, 0, place)[0], grams_of(names, D_host, D.shape[0], 0, place)[0]
 
 
 def build_sum(source: Source, rows: np.ndarray, chunk_size: int, dtype: Any) -> Delayed:
-    """Graph of the float64 sum of rows over samples: (n_features,). Checks them for NaN on the way."""
+    """Build the graph of the sum of rows in float64: (n_features,). It refuses rows with NaN."""
     names = Tasks()
     parts = [
         names.call(_sum_block, "mean", (c,), source.take(rows[a:b]), dtype)
@@ -110,6 +106,6 @@ def _add_all(parts: list[np.ndarray]) -> np.ndarray:
 
 
 def build_rows(source: Source, rows: np.ndarray, mean: np.ndarray | None, dtype: Any) -> Delayed:
-    """Graph that loads some rows, widened and centred: (n, n_features)."""
+    """Build the graph that loads some rows, widened and centred: (n, n_features)."""
     names = Tasks()
     return names.finish(names.call(load, "rows", (), source.take(rows), mean, dtype))

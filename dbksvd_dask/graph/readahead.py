@@ -1,9 +1,9 @@
-"""Reading the next batch while this one is computed, where reading takes long enough to matter.
+"""Read the next batch while this one is computed, if reading takes long enough to matter.
 
 On a local disk it does not: a batch of 32,768 x 768 float16 is read in 0.04 to 0.09 s and computed in 3.4 s. From
 a store that gives 25 MB/s per stream the same batch takes 4.4 s, and 3.3 s when the next one is read meanwhile. So
-every process measures what reading costs it, and reads ahead only when that is a noticeable share of its time.
-What a task gets is the same either way.
+every process measures the time it spends reading, and reads ahead only when that is a noticeable share of the
+total. Tasks get the same rows either way.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import numpy as np
 
 from dbksvd_dask.graph.sources import StoreRows
 
-# Share of a process's time spent on reading from which on it reads ahead.
+# A process reads ahead if it spends more than this share of its time reading.
 WORTH = 0.03
-# Streams of one process; more only help where each is slow.
+# Streams of one process; more help only if each is slow.
 _STREAMS = 4
 
 
@@ -32,13 +32,13 @@ class Tag(NamedTuple):
 
 
 class ReadAhead:
-    """What one process has read ahead, and whether it is worth it.
+    """The chunks that one process has read ahead, and whether reading ahead pays.
 
-    Only chunks of the batch that comes next are held: when a batch begins, what was read for others is let go.
+    Only chunks of the next batch are held: when a batch begins, chunks read for any other are released.
 
     Parameters
     ----------
-    clock : gives the time in seconds, in whichever thread asks
+    clock : returns the time in seconds; called from any thread
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -52,7 +52,7 @@ class ReadAhead:
         self.worth = False
 
     def load(self, rows: StoreRows, following: StoreRows | None, tag: Tag) -> np.ndarray:
-        """Read rows of a batch, or take them if they were read ahead; begin to read those of the next."""
+        """Return rows of a batch, read now or ahead; begin to read those of the next batch."""
         with self._lock:
             if tag != self._now:
                 self._begin(tag)
@@ -67,7 +67,7 @@ class ReadAhead:
         return raw
 
     def _begin(self, tag: Tag) -> None:
-        """Start counting for another batch; judge by the one before."""
+        """Begin to measure a new batch; decide from the last one whether reading ahead pays."""
         now = self._clock()
         if self._now is not None and self._now.fit == tag.fit and self._threads:
             self.worth = self._reading > WORTH * (now - self._began) * len(self._threads)
@@ -78,7 +78,7 @@ class ReadAhead:
         if future is not None:
             try:
                 return future.result()
-            except Exception:  # whatever it was, the task that needs the rows raises it
+            except Exception:  # read again, so that the task that needs the rows raises the error
                 return self._read(rows)
         return self._read(rows)
 
@@ -98,7 +98,7 @@ class ReadAhead:
 
     @property
     def n_held(self) -> int:
-        """Chunks read ahead, or being read."""
+        """Number of chunks read ahead or being read."""
         return len(self._held)
 
 
@@ -106,26 +106,26 @@ PROCESS = ReadAhead()
 
 
 class AheadRows:
-    """Rows of one chunk of a batch, and those of the same chunk of the next."""
+    """Rows of one chunk of a batch, and those of the same chunk of the next batch."""
 
-    def __init__(self, own: StoreRows, following: StoreRows | None, tag: Tag) -> None:
-        self._own, self._following, self._tag = own, following, tag
+    def __init__(self, current: StoreRows, following: StoreRows | None, tag: Tag) -> None:
+        self._current, self._following, self._tag = current, following, tag
 
     @property
     def rows(self) -> np.ndarray:
-        """Numbers of the rows, (n,)."""
-        return self._own.rows
+        """Indices of the rows: (n,)."""
+        return self._current.rows
 
     def load(self) -> np.ndarray:
         """Read the rows: (n, n_features)."""
-        return PROCESS.load(self._own, self._following, self._tag)
+        return PROCESS.load(self._current, self._following, self._tag)
 
     def where(self, index: int) -> str:
         """Name a row, for an error message."""
-        return self._own.where(index)
+        return self._current.where(index)
 
 
-def with_next(own: list[Any], following: list[Any], tag: Tag) -> list[Any]:
-    """Join references to the chunks of a batch with those of the next, of a source that reads ahead."""
-    later = [*following, *[None] * len(own)]
-    return [AheadRows(ref, later[c], tag) for c, ref in enumerate(own)]
+def with_next(current: list[Any], following: list[Any], tag: Tag) -> list[Any]:
+    """Join references to the chunks of a batch with those of the next batch, which may have fewer."""
+    later = [*following, *[None] * len(current)]
+    return [AheadRows(ref, later[c], tag) for c, ref in enumerate(current)]

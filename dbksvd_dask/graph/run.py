@@ -1,4 +1,4 @@
-"""Running graphs on whatever scheduler is current: news of rounds, bounded retries, failures in plain words."""
+"""Run graphs on the current scheduler: progress callbacks, bounded retries, readable errors."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-ATTEMPTS = 3  # runs of a batch that fails for a reason that may pass, before giving up
-POLL_SECONDS = 5.0  # between two looks at whether there are workers at all
+ATTEMPTS = 3  # runs of a batch that fails for a transient reason, before giving up
+POLL_SECONDS = 5.0  # between two checks for workers
 NO_WORKERS_SECONDS = 300.0  # without any worker, before giving up: a queue may need minutes to start new ones
-RECONNECT_SECONDS = 120.0  # longer than any client tries by itself
+RECONNECT_SECONDS = 120.0  # longer than a client tries by itself
 
-# The dictionary travels inside the graph on purpose (see `graph.tasks.Tasks.data`); Dask would warn from 10 MB on.
+# The dictionary is part of the graph on purpose (see `graph.tasks.Tasks.data`); Dask warns above 10 MB.
 _QUIET = {"distributed.admin.large-graph-warning-threshold": "1 TB"}
 
 
@@ -40,8 +40,8 @@ def compute(graph: Delayed, prefix: str = "", on_task: Callable[[], None] | None
 
     Parameters
     ----------
-    graph : as `graph.tasks.Tasks.finish` gives it
-    prefix, on_task : `on_task` is called when a task whose name starts with `prefix` is done
+    graph : from `graph.tasks.Tasks.finish`
+    prefix, on_task : call `on_task` after each task whose name starts with `prefix`
     """
     client = current_client()
     with dask.config.set(_QUIET):
@@ -49,35 +49,35 @@ def compute(graph: Delayed, prefix: str = "", on_task: Callable[[], None] | None
             return _on_client(client, graph, prefix, on_task)
         if on_task is None:
             return dask.compute(graph)[0]
-        heard = on_task
+        callback = on_task
 
         def posttask(key: Any, *_: Any) -> None:
             if isinstance(key, str) and key.startswith(prefix):
-                heard()
+                callback()
 
         with DaskCallback(posttask=posttask):
             return dask.compute(graph)[0]
 
 
 def _on_client(client: Any, graph: Delayed, prefix: str, on_task: Callable[[], None] | None) -> Any:
-    """Submit a graph; hear of its tasks by holding futures of them, which costs the cluster nothing."""
+    """Submit a graph; watch its tasks by holding futures of them, which costs the cluster nothing."""
     warn_of_mixed_arithmetic(client)
     keys = [] if on_task is None else [key for key in keys_of(graph) if str(key).startswith(prefix)]
     futures = client.compute([graph, *(subgraph(graph, key) for key in keys)])
     try:
         return _wait(client, futures[0], futures[1:], on_task)
     finally:
-        # an exception keeps this frame, and with it the futures: what is left must not go on running
+        # an exception keeps this frame and its futures alive, and with them the remaining tasks
         for future in futures:
             future.release()
 
 
-# How the workers of each client round, by their addresses.
+# The kind of arithmetic of each client's workers, by address.
 _ARITHMETIC: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
 
 
 def warn_of_mixed_arithmetic(client: Any) -> None:
-    """Warn once, by name, when workers of a cluster round differently; only workers not seen before are asked."""
+    """Warn once when workers of a cluster round differently, and name them; only new workers are queried."""
     known = _ARITHMETIC.setdefault(client, {})
     new = [worker for worker in client.nthreads() if worker not in known]
     if not new:
@@ -100,9 +100,9 @@ def warn_of_mixed_arithmetic(client: Any) -> None:
 
 
 def _require_same_package(client: Any, workers: list[str]) -> None:
-    """Refuse workers that would run other code than this process, or cannot import it."""
+    """Refuse workers that have another version of this package, or cannot import it."""
 
-    def version() -> str:  # inside: it travels as code, so that any version can be asked
+    def version() -> str:  # a local function is pickled by value, so a worker of any version can run it
         import dbksvd_dask
 
         return dbksvd_dask.__version__
@@ -137,12 +137,12 @@ def _wait(client: Any, result: Any, watched: list[Any], on_task: Callable[[], No
 
 
 def _check_workers(client: Any, seen: float) -> float:
-    """Time at which workers that take tasks were last seen; gives up when that is too long ago.
+    """Return the time at which workers that take tasks were last seen; raise if that is too long ago.
 
-    A worker that uses 80 % of its memory limit is paused: it stays, takes no task, and with a limit below what it
+    Dask pauses a worker at 80 % of its memory limit: it stays but takes no task, and if the limit is below what it
     needs to start it never will.
     """
-    workers = client.scheduler_info()["workers"].values()  # some versions of Dask tell of the first few only
+    workers = client.scheduler_info()["workers"].values()  # some versions of Dask list only the first few
     if len(client.nthreads()) > len(workers) or any(worker.get("status") != "paused" for worker in workers):
         return time.monotonic()
     gone = time.monotonic() - seen
@@ -162,13 +162,13 @@ def _check_workers(client: Any, seen: float) -> float:
 
 
 def address(client: Any) -> str:
-    """Address of a client's scheduler."""
+    """Return the address of a client's scheduler."""
     scheduler = getattr(client, "scheduler", None)
     return str(getattr(scheduler, "address", "an unknown address"))
 
 
 def dashboard() -> str:
-    """Link to the dashboard of the current scheduler; empty on threads."""
+    """Return the link to the dashboard of the current scheduler; empty on threads."""
     client = current_client()
     return "" if client is None else str(client.dashboard_link or "")
 
@@ -177,12 +177,12 @@ def dashboard() -> str:
 
 
 def attempt(run: Callable[[], T], on_retry: Callable[[int, int, str], None], attempts: int = ATTEMPTS) -> T:
-    """Call `run` until it succeeds, at most `attempts` times; only what may pass is tried again.
+    """Call `run` until it succeeds, at most `attempts` times; retry only transient failures.
 
     Parameters
     ----------
-    run : builds and computes a graph; each time anew, because the workers may have changed
-    on_retry : told (attempt that failed, attempts, reason) before the next one
+    run : builds and computes a graph, anew each time because the workers may have changed
+    on_retry : called with (number of the failed attempt, attempts, reason) before the next one
 
     Raises
     ------
@@ -212,11 +212,11 @@ def attempt(run: Callable[[], T], on_retry: Callable[[int, int, str], None], att
 
 
 def passing_reason(error: BaseException) -> str | None:
-    """Why a failure may pass: a lost worker or connection. None for what will fail again."""
+    """Return why a failure is transient, such as a lost worker or connection; None for any other failure."""
     comm = sys.modules.get("distributed.comm")
     lost = (comm.CommClosedError,) if comm is not None else ()
     passing = (CancelledError, ConnectionError, TimeoutError, *lost)
-    # a remote store that did not answer is a `StoreError` from such an error; other errors of ours stay
+    # a remote store that did not answer raises a `StoreError` from such an error; other errors of ours are final
     cause = error.__cause__ if isinstance(error, StoreError) else None if isinstance(error, DBKSVDError) else error
     if not isinstance(cause, passing):
         return None
@@ -224,7 +224,7 @@ def passing_reason(error: BaseException) -> str | None:
 
 
 def _raise_killed(error: BaseException) -> None:
-    """Put Dask's word for a task that kills every worker it meets in plain ones."""
+    """Explain Dask's error for a task whose workers keep dying."""
     scheduler = sys.modules.get("distributed.scheduler")
     if scheduler is None or not isinstance(error, scheduler.KilledWorker):
         return
@@ -237,7 +237,7 @@ def _raise_killed(error: BaseException) -> None:
 
 
 def _reconnected(client: Any) -> bool:
-    """Wait until a client has found its scheduler again, or given up."""
+    """Wait until a client has reconnected to its scheduler or given up; return whether it has reconnected."""
     end = time.monotonic() + RECONNECT_SECONDS
     while client.status == "connecting" and time.monotonic() < end:
         time.sleep(0.1)
@@ -250,7 +250,7 @@ def current_client() -> Any:
 
 
 def worker_threads() -> dict[str, int]:
-    """Threads of each process that computations would run on now, by its address; this process is ''."""
+    """Return the threads of each process that computations run on, by its address; this process is ''."""
     client = current_client()
     if client is not None:
         return dict(client.nthreads())
@@ -260,11 +260,11 @@ def worker_threads() -> dict[str, int]:
 
 
 def chunk_homes(n_chunks: int) -> list[str]:
-    """Address of the worker for each chunk, neighbours together; empty on threads.
+    """Return the address of the worker for each chunk, neighbours together; empty on threads.
 
-    Left to itself the scheduler deals neighbouring chunks out to different workers and moves states of tens of
-    megabytes between them: 4.8 s instead of 3.6 s for a batch on two processes. The homes are only preferences
-    (`allow_other_workers`): a lost worker's chunks are computed again elsewhere.
+    By default the scheduler spreads neighbouring chunks over different workers and moves states of tens of
+    megabytes between them: 4.8 s instead of 3.6 s for a batch on two processes. Homes are preferences
+    (`allow_other_workers`): the chunks of a lost worker are recomputed elsewhere.
     """
     if current_client() is None:
         return []

@@ -1,8 +1,8 @@
-"""Signs of atoms: which ones the samples of a batch used with negative coefficients on average.
+"""Signs of atoms: negate those whose coefficients in a batch have a negative mean.
 
-A dictionary and the same dictionary with some atoms negated give the same codes but for signs, to the bit. A fit
-publishes the one whose atoms have positive coefficients on average (the rule of the paper), after every iteration:
-continued from a checkpoint or never stopped, it comes by the same dictionaries.
+Negating atoms negates their coefficients and changes nothing else, to the bit. A fit publishes, after every
+iteration, the dictionary whose atoms have positive coefficients on average (the rule of the paper), so a fit that
+resumes from a checkpoint gives the same dictionaries as one that never stopped.
 """
 
 from __future__ import annotations
@@ -11,21 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from dbksvd_dask.gpu import device
+from dbksvd_dask.graph.backend import functions
 from dbksvd_dask.graph.tasks import Tasks
-
-
-def coefficient_sums(state: Any, n_atoms: int) -> np.ndarray:
-    """Sum the coefficients of each atom over a chunk, row by row: (n_atoms,) float64.
-
-    Parameters
-    ----------
-    state : of a chunk after its update, on the host or on a device; its `atom` is -1 where a slot is empty
-    """
-    with device.turn("gpu" if device.on_device(state.atom) else "cpu"):
-        atom, coefficient = device.to_host(state.atom), device.to_host(state.coefficient)
-    used = atom >= 0
-    return np.bincount(atom[used], weights=coefficient[used], minlength=n_atoms)
+from dbksvd_dask.plan.device import Placement
 
 
 def add_chunks(sums: list[np.ndarray]) -> np.ndarray:
@@ -36,12 +24,15 @@ def add_chunks(sums: list[np.ndarray]) -> np.ndarray:
     return total
 
 
-def sum_tasks(names: Tasks, g: int, states: list[Any], n_atoms: int) -> Any:
-    """Task that sums the coefficients of the atoms of group `g` over a batch."""
-    parts = [
-        names.call(coefficient_sums, "coefficients", (g, c), state, n_atoms, chunk=c)
-        for c, state in enumerate(states)
-    ]
+def sum_tasks(names: Tasks, place: Placement, g: int, states: list[Any], n_atoms: int) -> Any:
+    """Add tasks that sum the coefficients of the atoms of group `g` over a batch.
+
+    Parameters
+    ----------
+    states : per chunk, the task that gives its state after the group's update
+    """
+    sums = functions(place).coefficient_sums
+    parts = [names.call(sums, "coefficients", (g, c), state, n_atoms, chunk=c) for c, state in enumerate(states)]
     return names.call(add_chunks, "coefficients-sum", (g,), parts)
 
 

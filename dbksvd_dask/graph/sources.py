@@ -1,7 +1,7 @@
-"""Where the samples come from: arrays in memory, Dask arrays, labelled arrays, Zarr stores.
+"""Sources of samples: arrays in memory, Dask arrays, labelled arrays, Zarr stores.
 
-A source knows its shape and hands out references to rows. A reference is small, travels to whichever worker
-needs it, and reads there.
+A source has a shape and returns references to rows. A reference is small; the worker that needs the rows reads
+them.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Rows(Protocol):
         ...
 
     def where(self, index: int) -> str:
-        """Say which row of the source row `index` of this reference is, for an error message."""
+        """Describe row `index` of this reference by its row in the source, for an error message."""
         ...
 
 
 class ArrayRows:
-    """Rows of an array in memory; crosses a process border as just those rows."""
+    """Rows of an array in memory; pickled as those rows only."""
 
     def __init__(self, array: np.ndarray, rows: np.ndarray, chunk_size: int, taken: bool = False) -> None:
         self.array, self.rows, self.chunk_size, self._taken = array, rows, chunk_size, taken
@@ -48,7 +48,7 @@ class ArrayRows:
         return self.array if self._taken else self.array[self.rows]
 
     def where(self, index: int) -> str:
-        """Name the row, and the chunk it would fall into."""
+        """Describe a row by its index and the chunk in which it lies."""
         row = int(self.rows[index])
         return f"sample {row} (chunk {row // self.chunk_size}, row {row % self.chunk_size} in it)"
 
@@ -58,17 +58,17 @@ class ArrayRows:
 
 @dataclass(frozen=True)
 class StoreRows:
-    """Rows of a Zarr store, read where they are needed."""
+    """Rows of a Zarr store, read by the worker that needs them."""
 
     reader: RowReader
     rows: np.ndarray
 
     def load(self) -> np.ndarray:
-        """Read the rows, run by run."""
+        """Read the rows, one run of consecutive rows after another."""
         return self.reader.read_runs(stream.runs(self.rows))
 
     def where(self, index: int) -> str:
-        """Name the row and the store's chunk it lies in."""
+        """Describe a row by its index and the store's chunk in which it lies."""
         row = int(self.rows[index])
         chunk, inside = divmod(row, self.reader.chunk_rows)
         return f"sample {row} (chunk {chunk}, row {inside} in it) of {self.reader.path}"
@@ -90,7 +90,7 @@ class BlockRows:
         return out
 
     def where(self, index: int) -> str:
-        """Name the row and the chunk of the Dask array it lies in."""
+        """Describe a row by its index and the chunk of the Dask array in which it lies."""
         row = int(self.rows[index])
         block = int(np.searchsorted(self.chunk_ends, row, side="right"))
         inside = row - (int(self.chunk_ends[block - 1]) if block else 0)
@@ -98,16 +98,16 @@ class BlockRows:
 
 
 class Source(ABC):
-    """Samples of a fit or an encoding, whatever they came as.
+    """Samples of a fit or an encoding.
 
     Attributes
     ----------
     shape : (n_samples, n_features)
     dtype : as stored
-    block_rows : rows that an encoding reads together; a fit has a grid of its own (`plan.stream.block_rows`)
-    in_memory : the samples are an array of this process, and so are codes of them
-    reads_ahead : workers may read the rows of the next batch while they compute this one
-    read_copies : copies of the rows of a task that are in memory at once while they are read
+    block_rows : rows that an encoding reads together; a fit uses `plan.stream.block_rows`
+    in_memory : whether the samples are an array of this process; their codes are then computed at once
+    reads_ahead : whether workers may read the rows of the next batch while they compute this one
+    read_copies : copies of a task's rows in memory at once while they are read
     """
 
     in_memory = False
@@ -129,19 +129,19 @@ class Source(ABC):
 
     @property
     def identity(self) -> str:
-        """What a checkpoint calls this source."""
+        """The name of this source in a checkpoint."""
         return f"array of shape {self.shape}, {self.dtype}"
 
     @abstractmethod
     def take(self, rows: np.ndarray) -> Any:
-        """Return a reference to some rows: `Rows`, or a task of Dask that gives them."""
+        """Return a reference to some rows: `Rows`, or a Dask task that returns `Rows`."""
 
     def check_finite(self) -> None:
-        """Refuse NaN and infinity where that takes no reading; otherwise tasks do when they read."""
+        """Refuse NaN and infinity before work starts if no file need be read; tasks refuse them when they read."""
         return
 
     def require_outside(self, folder: str) -> None:
-        """Refuse to write to a folder that lies in what is read."""
+        """Refuse to write to a folder inside the source."""
         return
 
 
@@ -159,7 +159,7 @@ class ArraySource(Source):
         return ArrayRows(self.array, rows, self.chunk_size)
 
     def check_finite(self) -> None:
-        """Refuse NaN and infinity before anything starts."""
+        """Refuse NaN and infinity before work starts."""
         for a, b in units.split_rows(self.n_samples, self.chunk_size):
             part = self.array[a:b]
             if not np.isfinite(part).all():
@@ -173,7 +173,7 @@ class ArraySource(Source):
 
 
 class StoreSource(Source):
-    """A Zarr store; an encoding reads whole chunks of it, as many together as make up chunk_size rows."""
+    """A Zarr store; an encoding reads whole chunks of it, enough at a time for chunk_size rows."""
 
     reads_ahead = True
 
@@ -185,7 +185,7 @@ class StoreSource(Source):
 
     @property
     def identity(self) -> str:
-        """Fingerprint and place of the store."""
+        """Fingerprint of the store."""
         return f"store {self.reader.fingerprint}"
 
     def take(self, rows: np.ndarray) -> StoreRows:
@@ -198,16 +198,16 @@ class StoreSource(Source):
 
 
 class LazySource(Source):
-    """A Dask array; an encoding reads chunk_size rows together, wherever its own chunks end."""
+    """A Dask array; an encoding reads chunk_size rows at a time, whatever the chunks of the array."""
 
-    read_copies = 2  # its blocks are there as a whole before rows are taken from them
+    read_copies = 2  # whole blocks are in memory before rows are taken from them
 
     def __init__(self, array: da.Array, chunk_size: int) -> None:
         super().__init__(array.shape, array.dtype, chunk_size, chunk_size)
         self.array = array
 
     def take(self, rows: np.ndarray) -> Any:
-        """Return a task that gives some rows."""
+        """Return a task that returns a reference to some rows."""
         ends = np.cumsum(self.array.chunks[0])
         starts, chunk = ends - self.array.chunks[0], np.searchsorted(ends, rows, side="right")
         lines = {int(c): list(self.array.blocks[int(c)].to_delayed()[0]) for c in np.unique(chunk)}
@@ -221,7 +221,7 @@ def _pick(line: list[np.ndarray], rows: np.ndarray) -> np.ndarray:
 
 
 def check_matrix(shape: tuple[int, ...], dtype: Any, what: str = "Y") -> None:
-    """Refuse what is not a matrix of floating-point samples."""
+    """Refuse anything but a matrix of floating-point samples."""
     if len(shape) != 2:
         raise InputError(
             f"{what} has {len(shape)} dimension{'s' * (len(shape) != 1)}, shape {tuple(shape)}; it must be 2-D "
@@ -243,7 +243,7 @@ def check_matrix(shape: tuple[int, ...], dtype: Any, what: str = "Y") -> None:
 
 
 def as_source(Y: Any, chunk_size: int) -> Source:
-    """Wrap samples of any accepted kind.
+    """Return samples of any accepted kind as a source.
 
     Parameters
     ----------

@@ -16,16 +16,16 @@ from dbksvd_dask.graph._compat import DataNode, List, Task, TaskRef, delayed_of,
 
 
 class Tasks:
-    """Builds one graph; `call` and `data` give references that later calls take as arguments.
+    """A graph under construction; `call` and `data` return references to pass to later calls.
 
-    Names are readable and unique: `encode-1f3a9c2e-0-7` shows as `encode` on the dashboard, and two fits on one
+    Names are readable and unique: the dashboard shows `encode-1f3a9c2e-0-7` as `encode`, and two fits on one
     cluster never share a key.
 
     Parameters
     ----------
     iteration : part of every name
     n_chunks : chunks that the graph works on
-    homes : per chunk, the address of the worker that should hold it; empty: wherever the scheduler likes
+    homes : per chunk, the address of the worker that should hold it; empty if the scheduler decides
     """
 
     def __init__(self, iteration: int = 0, n_chunks: int = 1, homes: Sequence[str] = ()) -> None:
@@ -47,7 +47,7 @@ class Tasks:
 
         Parameters
         ----------
-        chunk : the chunk it works on, if it works on one: such tasks stay with the chunk's state on its worker
+        chunk : the chunk that the call works on, if any; the task then runs on the worker of that chunk
         """
         key = f"{label}-{self._prefix}-{'-'.join(map(str, index))}"
         self.graph[key] = Task(key, function, *map(self._argument, args))
@@ -58,7 +58,7 @@ class Tasks:
     def once_per_home(
         self, function: Callable[..., Any], label: str, index: Sequence[int], *args: Any
     ) -> list[TaskRef]:
-        """Add a call at every home; per chunk, the reference to the result at its own. Without homes: one call."""
+        """Add one call per home, or one call without homes; return, per chunk, the reference at its home."""
         if not self._homes:
             return [self.call(function, label, index, *args)] * self.n_chunks
         made: dict[str, TaskRef] = {}
@@ -68,27 +68,30 @@ class Tasks:
         return [made[home] for home in self._homes]
 
     def beside(self, part: int, n_parts: int) -> int:
-        """Chunk beside which one of several equal parts should run, so that all homes share them."""
+        """Return the chunk on whose worker one of several equal parts should run, so that all homes share them."""
         return part * self.n_chunks // n_parts
 
     def data(self, value: Any, label: str) -> TaskRef:
-        """Put a value into the graph once, under a name.
+        """Add a value to the graph once, under a name.
 
-        It travels with the graph, so it can be had again when a worker is lost. Scattering it to the workers
-        first takes as long (35 ms for 12 MB on two local workers) and would be lost with them.
+        It is part of the graph, so a lost worker does not lose it. Scattering it to the workers first takes as
+        long (35 ms for 12 MB on two local workers), and a value scattered to a worker is lost with it.
         """
         key = f"{label}-{self._prefix}"
         self.graph[key] = DataNode(key, value)
         return TaskRef(key)
 
     def finish(self, result: TaskRef) -> Delayed:
-        """The graph with `result` as what it computes."""
+        """Return the graph as an object that computes to `result`."""
         if not self._placed:
             return delayed_of(result.key, self.graph)
         return placed_delayed(result.key, self.graph, f"tasks-{self._prefix}", _Placed(self._placed))
 
     def _argument(self, value: Any) -> Any:
-        """References stay what they are; those of other graphs bring their graph along; the rest is literal."""
+        """Return an argument as a task takes it: a reference, a list of arguments or a literal value.
+
+        A reference to another graph adds that graph to this one.
+        """
         if isinstance(value, Delayed):
             self.graph.update(value.__dask_graph__())
             return TaskRef(value.key)
@@ -98,7 +101,7 @@ class Tasks:
 
 
 class _Placed:
-    """Workers that a task should run on; a class, because it must be picklable."""
+    """Preferred workers of each task; a class, because it must be picklable."""
 
     def __init__(self, placed: dict[str, str]) -> None:
         self._placed = placed

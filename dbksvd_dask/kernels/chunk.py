@@ -1,9 +1,8 @@
-"""What one chunk of samples is between two tasks, and what a task does to it on the host.
+"""The state of one chunk of samples between two tasks, and the functions that tasks apply to it on the host.
 
-`gpu.chunk` has the same functions by the same names for a device; `graph.backend.functions` chooses between them.
-Every function takes arrays and returns new ones; none changes its inputs. That is what lets Dask recompute
-whatever a dead worker held, and hand one result to several workers. Results are marked read-only, so that a
-mistake raises instead of corrupting.
+`gpu.chunk` defines the same functions, by the same names, for a device; `graph.backend.functions` chooses between
+them. Every function returns new arrays and leaves its inputs unchanged, so Dask can recompute the results of a
+lost worker and share one result among several. Results are read-only: a write raises instead of corrupting.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class ChunkStats(NamedTuple):
     moments: Moments
     y_norms: np.ndarray  # (n,) float64
     counts: np.ndarray  # (n_atoms of the group,) int64
-    finished: float  # time.time() at the end
+    finished: float  # time.time() when the encoding ended
 
 
 class Rounds(NamedTuple):
@@ -63,11 +62,12 @@ class Rounds(NamedTuple):
 class RoundSums(NamedTuple):
     """Sums over the samples of each atom of a round, in units of the chunks' largest samples.
 
-    `own` are sums for samples times ``2^unit``; `W` carries one such factor, since two would leave float32.
+    `scalars` are sums for samples times ``2^unit``; `W` carries that factor once, because twice would overflow
+    float32.
     """
 
     W: np.ndarray  # (n_local, d), sums of products with residual rows
-    own: tuple[np.ndarray, ...]  # (n_local,) float64 each
+    scalars: tuple[np.ndarray, ...]  # (n_local,) float64 each
     unit: int = 0
 
 
@@ -101,14 +101,14 @@ def frozen(array: np.ndarray) -> np.ndarray:
 
 
 def prepare(raw: Any, mean: np.ndarray | None, dtype: Any) -> np.ndarray:
-    """Return rows as the kernels take them: C-contiguous, of the working dtype, less the mean.
+    """Return rows as the kernels expect them: C-contiguous, in the working dtype, minus the mean.
 
     Parameters
     ----------
-    raw : (n, d) as stored; stays as it is
+    raw : (n, d) as stored; unchanged
     mean : (d,) or None
     """
-    with np.errstate(over="ignore"):  # what leaves the range of the dtype becomes infinite, and is refused by name
+    with np.errstate(over="ignore"):  # overflow gives infinity, and the caller refuses such rows
         if mean is None:
             return np.ascontiguousarray(raw, dtype=dtype)
         return np.ascontiguousarray(np.subtract(raw, mean.astype(dtype, copy=False), dtype=dtype))
@@ -188,8 +188,14 @@ def after_update(state: ChunkState, stats: ChunkStats) -> ResidualMoments:
     return residual_moments(state.R, stats.y_norms)
 
 
+def coefficient_sums(state: ChunkState, n_atoms: int) -> np.ndarray:
+    """Return the sum of the coefficients of each atom, added row by row: (n_atoms,) float64."""
+    used = state.atom >= 0
+    return np.bincount(state.atom[used], weights=state.coefficient[used], minlength=n_atoms)
+
+
 def park(state: ChunkState) -> ChunkState:
-    """Return the state as it waits for the next task: on the host it is there already."""
+    """Return the state itself: on the host it has nowhere else to wait for the next task."""
     return state
 
 
@@ -197,7 +203,7 @@ def park(state: ChunkState) -> ChunkState:
 
 
 def _inputs(*arrays: np.ndarray) -> list[Any]:
-    """Arrays as the kernels take them."""
+    """Return arrays in the form that the kernels accept."""
     return list(map(kernel_input, arrays))
 
 
@@ -211,7 +217,7 @@ def first_product(state: ChunkState, r: int, n_local: int) -> RoundSums:
 
 def next_product(state: ChunkState, r: int, lz: LanczosState) -> RoundSums:
     """Return partial sums of one Lanczos product of round `r`: W (n_local, d), sx and s2 (n_local,)."""
-    # the vectors carry the units of the residual, which is not copied
+    # scale the vectors instead of the residual, which would have to be copied
     x, V = (in_units(a, state.unit) for a in (state.coefficient, lz.basis[-1]))
     arrays = (state.R, x, state.start[r], state.pos, state.local, V, lz.dv)
     W, sx, s2 = update.next_products(*_inputs(*arrays))
@@ -221,14 +227,14 @@ def next_product(state: ChunkState, r: int, lz: LanczosState) -> RoundSums:
 def add_sums(parts: list[RoundSums]) -> RoundSums:
     """Add the sums over some chunks from left to right, in the units of the largest samples."""
     unit = min(part.unit for part in parts)
-    W, *own = add_parts([arrays_in_units(part, unit) for part in parts])
-    return RoundSums(W, tuple(own), unit)
+    W, *scalars = add_parts([arrays_in_units(part, unit) for part in parts])
+    return RoundSums(W, tuple(scalars), unit)
 
 
 def arrays_in_units(part: RoundSums, unit: int) -> tuple[np.ndarray, ...]:
-    """Return the arrays of a part in other units; of any library."""
+    """Return the arrays of a part, of numpy or of a device, in other units."""
     step = unit - part.unit
-    return in_units(part.W, step), *(in_units(total, 2 * step) for total in part.own)
+    return in_units(part.W, step), *(in_units(total, 2 * step) for total in part.scalars)
 
 
 def add_parts(parts: list[tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
@@ -276,7 +282,7 @@ def worst_samples(
 ) -> Candidates:
     """Return the samples of a chunk with the largest residual norms, as many as there are dead atoms.
 
-    The sample is rebuilt from its residual and its codes, so that the chunk need not be kept or read again.
+    A sample is rebuilt from its residual and its codes, so the chunk need not be kept or read again.
     """
     n_dead = int(np.count_nonzero(counts == 0))
     if n_dead == 0:
@@ -290,7 +296,7 @@ def worst_samples(
 
 
 def place_atoms(D: np.ndarray, members: list[np.ndarray], new: list[np.ndarray]) -> np.ndarray:
-    """Return a dictionary with the atoms of all rounds put in: a new (n_atoms, d)."""
+    """Return a copy of a dictionary with the new atoms of all rounds: (n_atoms, d)."""
     out = np.array(D)
     for indices, atoms in zip(members, new, strict=True):
         out[indices] = atoms
@@ -306,7 +312,7 @@ def merge_dictionary(
     rule: Rule,
     path: SeedPath,
 ) -> np.ndarray:
-    """Return the updated dictionary: the rounds' atoms, and what a rule puts in the place of dead ones.
+    """Return the updated dictionary: the rounds' atoms, with dead ones replaced by a rule.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
-"""What takes the place of dead atoms, those that no sample of a batch used.
+"""Rules that replace dead atoms, those that no sample of a batch used.
 
-A rule first asks every chunk for candidates, where the chunk is, and then chooses among those of all chunks.
-`plan.dead_atoms.DEAD_ATOM_RULES` lists the rules by name.
+A rule proposes candidates of each chunk, on the chunk's worker, and then chooses among the candidates of all
+chunks. `plan.dead_atoms.DEAD_ATOM_RULES` lists the rules by name.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Candidates(NamedTuple):
 
 
 class SeedPath(NamedTuple):
-    """Where the random numbers of one group of atoms in one batch come from, see `plan.seeds`."""
+    """The path to the random numbers of one group of atoms in one batch, see `plan.seeds`."""
 
     seed: int
     iteration: int
@@ -34,11 +34,11 @@ class SeedPath(NamedTuple):
 
 
 class Rule(ABC):
-    """What takes the place of dead atoms; stateless, so that tasks may carry it.
+    """A rule that replaces dead atoms; stateless, because it is an argument of tasks.
 
     Attributes
     ----------
-    proposes : chunks have candidates to propose; otherwise they are not asked
+    proposes : whether to call `propose` for every chunk
     """
 
     proposes = False
@@ -51,15 +51,16 @@ class Rule(ABC):
         Parameters
         ----------
         compute : `kernels.chunk` or, for a chunk on a device, `gpu.chunk`
-        state : the chunk, as `compute` knows it
-        D : (n_atoms, d) atoms of the group before the batch;  members, new : per round, which ones changed and how
+        state : the chunk: `kernels.chunk.ChunkState` or `gpu.chunk.DeviceState`
+        D : (n_atoms, d) atoms of the group before the batch
+        members, new : per round, the indices of its atoms and their new values
         counts : (n_atoms,) samples of the batch per atom
         """
         return Candidates(np.empty(0), np.empty((0, D.shape[1])))
 
     @abstractmethod
     def choose(self, candidates: list[Candidates], D: np.ndarray, dead: np.ndarray, path: SeedPath) -> np.ndarray:
-        """Return unit rows for the first of the dead atoms: (at most n_dead, d). Those without a row stay.
+        """Return unit rows for the first dead atoms: (at most n_dead, d). Atoms without a row stay unchanged.
 
         Parameters
         ----------
@@ -93,7 +94,7 @@ class WorstSamples(Rule):
 
 
 class RandomAtoms(Rule):
-    """Random directions, which depend on the atom only and not on which others are dead."""
+    """Random directions, each a function of the atom's index and not of which other atoms are dead."""
 
     def choose(self, candidates: list[Candidates], D: np.ndarray, dead: np.ndarray, path: SeedPath) -> np.ndarray:
         """Return one random unit row per dead atom."""

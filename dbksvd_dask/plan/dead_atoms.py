@@ -1,6 +1,6 @@
-"""The rules for dead atoms, those that no sample of a batch used: what each one does and which class runs it.
+"""The rules for dead atoms, those that no sample of a batch used, and the class that implements each.
 
-A new rule is one class, in `kernels.dead_atoms` or a module beside it, and one entry here. The names that
+A new rule is one class, in `kernels.dead_atoms` or another module of `kernels`, and one entry here. The names that
 parameters and options accept and the tasks of a batch follow from the entry.
 """
 
@@ -14,10 +14,10 @@ class DeadAtomRule(NamedTuple):
 
     Attributes
     ----------
-    meaning : what takes the place of a dead atom, in a few words
+    meaning : what replaces a dead atom, in a few words
     rule : "module:class" in `dbksvd_dask.kernels`, a `kernels.dead_atoms.Rule`
-    redrawn_by_growth : a growing dictionary drops such atoms after a batch and draws others from residuals, as it
-        draws those that it adds
+    redrawn_by_growth : whether a growing dictionary drops dead atoms and draws others from residuals, as it draws
+        the atoms that it adds
     """
 
     meaning: str

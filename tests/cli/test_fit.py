@@ -91,7 +91,7 @@ def test_a_run_that_is_there_is_kept_unless_forced(tmp_path, store):
     before = jobs.tree(run)
     code, _, err = jobs.command("fit", store, run, *SMALL)
     assert code == 1
-    assert "holds a fit already" in err
+    assert "already holds a fit" in err
     assert "--resume" in err
     for bad in (("--k", 99), ("--scheduler", "nowhere"), ("--init", "nothing.npy")):
         assert jobs.command("fit", store, run, *SMALL, "--force", *bad)[0] == 1

@@ -38,7 +38,7 @@ def test_ctrl_c_leaves_the_checkpoint_and_says_where_it_is(tmp_path):
     (last,) = told
     assert last.startswith("dbksvd: ")
     assert "checkpoint" in last
-    assert "is intact; go on with --resume" in last
+    assert "is intact; continue with --resume" in last
     assert "Traceback" not in errors
     assert open_dictionary(folder).iteration >= 1
 

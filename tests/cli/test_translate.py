@@ -79,8 +79,8 @@ def command(*words):
         # of another command
         (
             ("info",),
-            "go on with resume=True, or begin again with force=True",
-            "go on with --resume, or begin again with --force",
+            "continue with resume=True, or begin again with force=True",
+            "continue with --resume, or begin again with --force",
         ),
         # not options, not values that can be typed, or parts of names
         (("shuffle",), "begun with compressor=None, now n_parts=3", "begun with compressor=None, now n_parts=3"),

@@ -6,8 +6,8 @@ import pytest
 
 from dbksvd_dask import DBKSVD, codes_to_csr
 from dbksvd_dask.fit import policy
-from dbksvd_dask.graph.signs import coefficient_sums, turned
-from dbksvd_dask.kernels.chunk import ChunkState
+from dbksvd_dask.graph.signs import turned
+from dbksvd_dask.kernels.chunk import ChunkState, coefficient_sums
 
 SMALL = {"n_iter": 4, "batch_size": 400, "chunk_size": 96, "validation": 0, "center": False}
 KINDS = {

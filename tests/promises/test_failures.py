@@ -120,7 +120,7 @@ def test_lost_scheduler_stops_with_word_of_the_checkpoint(store, expected, tmp_p
                 clusters.fit(store, [disturb], checkpoint=run)
     disturb.check_was_mid_batch()
     assert f"the connection to the scheduler at {remote.address} was lost" in str(caught.value)
-    assert "checkpoint-000001.zarr is intact; go on with resume=True" in str(caught.value)
+    assert "checkpoint-000001.zarr is intact; continue with resume=True" in str(caught.value)
     assert isinstance(disturb.after[-1], events.FitStopped)
     assert (disturb.after[-1].iteration, disturb.after[-1].message) == (1, str(caught.value))
     clusters.same(clusters.on_threads(store, 2, checkpoint=run, resume=True), expected)
@@ -301,7 +301,7 @@ def test_damaged_chunk_stops_with_its_name_and_goes_on_when_restored(tmp_path, h
         clusters.on_threads(store, 2, validation=0, checkpoint=run, resume=True, callbacks=[seen.append])
     assert str(path) in str(caught.value)
     newest = Path(checkpoints(run)[-1]).name
-    assert f"{newest} is intact; go on with resume=True" in str(caught.value)
+    assert f"{newest} is intact; continue with resume=True" in str(caught.value)
     assert not [e for e in seen if isinstance(e, events.Retrying)], "it would be damaged again"
     path.write_bytes(content)
     clusters.same(clusters.on_threads(store, 2, validation=0, checkpoint=run, resume=True), expected)
@@ -349,7 +349,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(store, expect
     assert process.returncode == 1
     assert "StoreError: could not write" in errors
     assert "File too large" in errors
-    assert "checkpoint-000001.zarr is intact; go on with resume=True" in errors
+    assert "checkpoint-000001.zarr is intact; continue with resume=True" in errors
     assert os.listdir(run) == ["checkpoint-000001.zarr"], "nothing half-written is left"
     clusters.same(clusters.on_threads(store, 2, checkpoint=run, resume=True), expected)
 

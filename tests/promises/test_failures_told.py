@@ -80,7 +80,7 @@ def test_a_run_that_cannot_be_written_is_told_once(tmp_path, store):
     finally:
         os.chmod(run, 0o755)
     assert f"{run} cannot be written (Permission denied); choose a place where this user may write" in line
-    assert "checkpoint-000002.zarr is intact; go on with --resume" in line
+    assert "checkpoint-000002.zarr is intact; continue with --resume" in line
 
 
 def test_a_full_disk_is_told_once(tmp_path, store):

@@ -154,7 +154,7 @@ def test_a_checkpoint_of_another_format_version_is_refused_with_both(store, run)
 
 
 def test_a_folder_that_holds_a_fit_is_not_overwritten(store, halfway):
-    with pytest.raises(StoreError, match=r"holds a fit already .*; go on with resume=True"):
+    with pytest.raises(StoreError, match=r"already holds a fit .*; continue with resume=True"):
         clusters.on_threads(store, 1, checkpoint=halfway)
 
 
@@ -306,5 +306,5 @@ def test_interrupt_mid_batch_says_what_is_safe_and_goes_on_later(store, expected
     _, errors = process.communicate(timeout=clusters.PATIENCE)
     assert process.returncode != 0
     assert "KeyboardInterrupt: interrupted; " in errors
-    assert "checkpoint-000001.zarr is intact; go on with resume=True" in errors
+    assert "checkpoint-000001.zarr is intact; continue with resume=True" in errors
     clusters.same(clusters.on_threads(store, 2, checkpoint=run, resume=True), expected)

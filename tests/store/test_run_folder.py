@@ -144,14 +144,14 @@ def test_force_on_a_folder_that_cannot_be_changed_names_it_and_leaves_the_fit(ru
     assert done.returncode == 1
     assert done.stderr == (
         f"dbksvd: error: {run} cannot be written (Permission denied); choose a place where this user may write; "
-        f"{run / 'checkpoint-000002.zarr'} is intact; go on with --resume\n"
+        f"{run / 'checkpoint-000002.zarr'} is intact; continue with --resume\n"
     )
     assert jobs.tree(run) == before
 
 
 def test_what_to_do_with_a_fit_that_is_there_names_all_three_ways(run, store):
     err = refused("fit", store, run, *SMALL)
-    assert "go on with --resume, choose another folder, or throw that fit away with --force" in err
+    assert "continue with --resume, choose another folder, or throw that fit away with --force" in err
 
 
 def test_what_a_killed_force_left_of_checkpoints_goes_with_the_next_checkpoint(tmp_path, monkeypatch):
@@ -208,7 +208,7 @@ def test_a_fit_that_stops_calls_only_that_one_intact(damaged, store):
     for path in Path(store, "activations").glob("c.*"):
         path.write_bytes(path.read_bytes()[:100])
     err = refused("fit", store, damaged, "--resume", "--n-iter", 3)
-    assert "checkpoint-000001.zarr is intact; go on with --resume" in err
+    assert "checkpoint-000001.zarr is intact; continue with --resume" in err
     assert "checkpoint-000002.zarr" not in err
 
 

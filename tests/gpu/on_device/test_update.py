@@ -54,7 +54,7 @@ def close(space, got, expected, tolerance=2e-5):
 def same_sums(space, got, expected, tolerance):
     W, own, unit = got
     assert unit == expected.unit
-    for a, b in zip((W, *own), (expected.W, *expected.own), strict=True):
+    for a, b in zip((W, *own), (expected.W, *expected.scalars), strict=True):
         close(space, a, b, tolerance)
 
 
@@ -97,7 +97,7 @@ def test_products_of_a_round_equal_cpu(space, case, dtype):
     for r, members in enumerate(c.rounds.atoms):
         expected = chunk.first_product(c.host, r, members.size)
         same_sums(space, gpu.first_product(c.state, r, members.size), expected, tolerance)
-        lz = lanczos.warm_start(expected.W, *expected.own, c.D[members], expected.unit)
+        lz = lanczos.warm_start(expected.W, *expected.scalars, c.D[members], expected.unit)
         expected = chunk.next_product(c.host, r, lz)
         same_sums(space, gpu.next_product(c.state, r, on_device(space, lz)), expected, tolerance)
 
