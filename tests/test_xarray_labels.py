@@ -8,6 +8,7 @@ import xarray as xr
 
 from dbksvd_dask import DBKSVD, encode
 from dbksvd_dask.codes import LABELLED
+from dbksvd_dask.errors import InputError
 
 OPTIONS = {"n_iter": 2, "batch_size": 64, "validation": 0}
 
@@ -105,3 +106,11 @@ def test_labels_survive_a_zarr_round_trip(tmp_path):
     codes.to_zarr(tmp_path / "codes.zarr", consolidated=False)
     back = xr.open_zarr(tmp_path / "codes.zarr", consolidated=False).load()
     xr.testing.assert_identical(model.inverse_transform(back), model.inverse_transform(codes))
+
+
+@pytest.mark.parametrize("dims", [("feature", "sample"), ("feature", "row"), ("column", "sample")])
+def test_an_array_whose_names_say_that_it_is_transposed_is_refused(rng, dims):
+    Y = xr.DataArray(rng.standard_normal((8, 40)).astype("f4"), dims=dims)
+    with pytest.raises(InputError, match=rf"Y has the dimensions .*Y\.transpose\('{dims[1]}', '{dims[0]}'\)"):
+        DBKSVD(4, 2).fit(Y)
+    assert DBKSVD(4, 2, n_iter=1).fit(Y.transpose(*dims[::-1])).n_features_in_ == 8

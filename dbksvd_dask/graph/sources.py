@@ -242,6 +242,15 @@ def check_matrix(shape: tuple[int, ...], dtype: Any, what: str = "Y") -> None:
         raise InputError(f"{what} has dtype {np.dtype(dtype)}; it must be float16, float32 or float64; {hint}")
 
 
+def _check_dims(Y: xr.DataArray) -> None:
+    """Refuse an array whose own names say that it lies the other way round."""
+    if Y.ndim == 2 and (Y.dims[0] == "feature" or Y.dims[1] == "sample"):
+        raise InputError(
+            f"Y has the dimensions {Y.dims}; it must be (sample, feature): "
+            f"use Y.transpose({Y.dims[1]!r}, {Y.dims[0]!r})"
+        )
+
+
 def as_source(Y: Any, chunk_size: int) -> Source:
     """Return samples of any accepted kind as a source.
 
@@ -261,6 +270,7 @@ def as_source(Y: Any, chunk_size: int) -> Source:
             )
         Y = Y["activations"]
     if isinstance(Y, xr.DataArray):
+        _check_dims(Y)
         Y = Y.data
     if isinstance(Y, da.Array):
         check_matrix(Y.shape, Y.dtype)
