@@ -54,6 +54,8 @@ def parse_bytes(value: int | float | str, name: str = "memory_limit") -> int:
 def format_bytes(n: float) -> str:
     """Write a number of bytes for people, in the decimal units in which limits are given and disks are sold.
 
+    Not `dask.utils.format_bytes`, which writes binary units ("128.00 MiB").
+
     >>> format_bytes(512), format_bytes(134217728), format_bytes(4.2e12)
     ('512 B', '134.2 MB', '4.20 TB')
     """

@@ -54,6 +54,15 @@ def codes_to_csr(codes: xr.Dataset, n_atoms: int | None = None) -> sp.csr_array:
     ----------
     codes : Dataset of `atom` and `coefficient` over (`sample`, `slot`)
     n_atoms : columns; read from the codes' attributes when not given
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dbksvd_dask import codes_to_csr, encode
+    >>> codes = encode(np.array([[3.0, 0.0], [1.0, 2.0]], "f4"), np.eye(2, dtype="f4"), k=1)
+    >>> codes_to_csr(codes).toarray()
+    array([[3., 0.],
+           [0., 2.]], dtype=float32)
     """
     if n_atoms is None:
         n_atoms = codes.attrs.get("n_atoms")
@@ -93,6 +102,15 @@ def decode(codes: xr.Dataset, D: np.ndarray, mean: np.ndarray | None = None) -> 
     codes : Dataset of `atom` and `coefficient` over (`sample`, `slot`)
     D : ndarray of shape (n_atoms, n_features)
     mean : ndarray of shape (n_features,), or None
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dbksvd_dask import decode, encode
+    >>> atoms = np.eye(2, dtype="f4")
+    >>> decode(encode(np.array([[3.0, 0.0], [1.0, 2.0]], "f4"), atoms, k=1), atoms)
+    array([[3., 0.],
+           [0., 2.]], dtype=float32)
     """
     atom, coefficient = _pair(codes)
     if isinstance(atom, da.Array):
@@ -273,6 +291,15 @@ def open_codes(path: PathLike) -> xr.Dataset:
     xarray.Dataset
         `atom` int32 and `coefficient` over (`sample`, `slot`), as `DBKSVD.transform` gives them; the attributes
         of the store: `n_atoms`, `k`, `params`, `dictionary`, `store` and `metrics` among them.
+
+    Examples
+    --------
+    >>> from dbksvd_dask import DBKSVD, encode_store, import_activations, open_codes
+    >>> _ = import_activations("activations.npy", "store.zarr")
+    >>> _ = DBKSVD(n_atoms=12, k=2, n_iter=2, checkpoint="run").fit("store.zarr")
+    >>> _ = encode_store("store.zarr", "run", "codes.zarr")
+    >>> dict(open_codes("codes.zarr").sizes)
+    {'sample': 300, 'slot': 2}
     """
     text, attributes = checked_codes(path)
     atom, coefficient = codes_readers(text, attributes)

@@ -38,6 +38,14 @@ class Dictionary:
     previous : (n_atoms, n_features) atoms one iteration ago, from which momentum follows, or None
     extra : further attributes (thresholds, stages, provenance)
     weights : (n_atoms,) by which the thresholds of atoms differ when encoding, or None
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dbksvd_dask import Dictionary, encode
+    >>> dictionary = Dictionary(np.eye(2, dtype="f4"), None, {"n_atoms": 2, "k": 1})
+    >>> encode(np.array([[1.0, 2.0]], "f4"), dictionary)["atom"].values.tolist()
+    [[1]]
     """
 
     atoms: np.ndarray

@@ -66,7 +66,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     batch_size : int, default 65536
         Samples of one outer batch; never more than the data have.
     n_iter : int, default 40
-        Outer batches; the data are gone round again in a new order when they end.
+        Outer batches; the data are reshuffled and reused when exhausted.
     n_rounds : int, default 8
         Rounds of one dictionary update; the atoms of a round are updated at the same time.
     lanczos_steps : int, default 2
@@ -83,7 +83,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         Stop a pursuit when the next coefficient is below `min_coefficient`, or when the residual norm falls to
         `rtol` times the sample's norm.
     center : bool, default True
-        Take the mean off every sample.
+        Subtract the mean from every sample.
     init : {"data", "uniform"}, ndarray of shape (n_atoms, n_features) or path, default "data"
         First dictionary: samples, random directions, or given (warm start): an array, or the path of a dictionary,
         of the folder of a fit, or of a dictionary of another tool (`.npy`, `.safetensors`, SAELens folder). Where
@@ -548,6 +548,14 @@ def encode(
     Returns
     -------
     Dataset with `atom` and `coefficient` over (`sample`, `slot`); Dask-backed for lazy input
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dbksvd_dask import encode
+    >>> codes = encode(np.array([[3.0, 0.0], [1.0, 2.0]], "f4"), np.eye(2, dtype="f4"), k=1)
+    >>> codes["atom"].values.tolist(), codes["coefficient"].values.tolist()
+    ([[0], [1]], [[3.0], [2.0]])
     """
     given = {
         "encoder": encoder,

@@ -17,9 +17,11 @@ MARKS = {"s3": "network", "stub": "network", "driver": "browser", "bert": "inter
 
 
 def pytest_collection_modifyitems(items):
+    """Mark, and put what takes long first, so that no process is left alone with it at the end."""
     for item in items:
         for name in MARKS.keys() & set(getattr(item, "fixturenames", ())):
             item.add_marker(MARKS[name])
+    items.sort(key=lambda item: not any(item.get_closest_marker(name) for name in ("slow", "cluster")))
 
 
 @pytest.fixture(scope="session", autouse=True)

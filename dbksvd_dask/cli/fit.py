@@ -12,6 +12,7 @@ from click.core import ParameterSource
 from dbksvd_dask import _words
 from dbksvd_dask.cli import options, output
 from dbksvd_dask.cli.output import watching
+from dbksvd_dask.cli.sections import FIT, SectionedCommand
 from dbksvd_dask.plan.params import FitParams, check_integer, check_k
 from dbksvd_dask.plan.recipes import recipe_params
 
@@ -25,15 +26,17 @@ PARAMETERS: dict[str, Any] = {
 }
 
 
-@click.command("fit", epilog=options.recipes_help())
+@click.command("fit", cls=SectionedCommand, sections=FIT, epilog=options.recipes_help())
 @click.argument("store", metavar="STORE", type=click.Path())
 @click.argument("run", metavar="RUN", type=click.Path())
 @options.recipe_option
 @options.parameter_options(PARAMETERS)
-@click.option("--resume", is_flag=True, help="Go on with the fit in RUN; what is not given is as it was.")
+@click.option(
+    "--resume", is_flag=True, help="Continue the fit in RUN; options that are not given stay as they were."
+)
 @output.log_option
 @options.scheduler_options
-@click.option("--force", is_flag=True, help="Throw away the fit that is in RUN.")
+@click.option("--force", is_flag=True, help="Discard the fit in RUN and start over.")
 @output.plan_option
 @output.json_option
 @click.pass_context
@@ -41,9 +44,9 @@ def command(ctx: click.Context, /, store: str, run: str, as_json: bool, show_pla
     """Learn a dictionary from the samples of STORE, into the folder RUN.
 
     STORE is what `dbksvd import` or `dbksvd shuffle` wrote, or any Zarr group with a 2-D array `activations`. RUN
-    holds the newest checkpoint and the one before; it can be given wherever a dictionary is wanted. --n-atoms and
-    --k are needed, everything else has a default. After an interruption, the same command with --resume goes on
-    and gives the same dictionary, bit for bit; --resume with a larger --n-iter makes a fit longer.
+    holds the newest two checkpoints; pass it wherever a dictionary is expected. --n-atoms and --k are required;
+    everything else has a default. After an interruption, the same command with --resume continues and gives the
+    same dictionary, bit for bit; --resume with a larger --n-iter makes a fit longer.
 
     \b
     dbksvd fit store.zarr run --n-atoms 4096 --k 32

@@ -42,7 +42,7 @@ class Shape(click.ParamType):  # type: ignore[type-arg]
 @click.option("--logits", type=click.Path(), help="Tokens of each atom, written by `dbksvd logits`.")
 @click.option("--title", help="Heading of the page; default: the name of the run.")
 @click.option("--image-shape", type=Shape(), help="The rows of the store are pictures of this shape: 16x16x3.")
-@click.option("--max-samples", type=click.IntRange(1), help="Use only the first so many samples.")
+@click.option("--max-samples", type=click.IntRange(1), help="Use only the first N samples.")
 @click.option("--n-top", type=click.IntRange(1), default=10, show_default=True, help="Strongest samples per atom.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of what is drawn at random.")
 @output.json_option

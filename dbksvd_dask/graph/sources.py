@@ -77,12 +77,17 @@ class StoreRows:
 class BlockRows:
     """Rows of a Dask array, computed by tasks of the same graph."""
 
-    def __init__(self, blocks: list[list[np.ndarray]], rows: np.ndarray, chunk_ends: np.ndarray) -> None:
-        self.blocks, self.rows, self.chunk_ends = blocks, rows, chunk_ends
+    def __init__(self, picked: list[np.ndarray], rows: np.ndarray, chunk_ends: np.ndarray) -> None:
+        self.picked, self.rows, self.chunk_ends = picked, rows, chunk_ends
 
     def load(self) -> np.ndarray:
-        """Join the blocks."""
-        return np.concatenate([np.concatenate(row, axis=1) for row in self.blocks])
+        """Join the rows, picked chunk by chunk, in the order of `rows`."""
+        order = np.argsort(np.searchsorted(self.chunk_ends, self.rows, side="right"), kind="stable")
+        out, n = np.empty((self.rows.size, self.picked[0].shape[1]), self.picked[0].dtype), 0
+        for part in self.picked:
+            out[order[n : n + len(part)]] = part
+            n += len(part)
+        return out
 
     def where(self, index: int) -> str:
         """Describe a row by its index and the chunk of the Dask array in which it lies."""
@@ -204,8 +209,15 @@ class LazySource(Source):
     def take(self, rows: np.ndarray) -> Any:
         """Return a task that returns a reference to some rows."""
         ends = np.cumsum(self.array.chunks[0])
-        blocks = [list(line) for a, b in stream.runs(rows) for line in self.array[a:b].to_delayed()]
-        return delayed(BlockRows, pure=False)(blocks, rows, ends)
+        starts, chunk = ends - self.array.chunks[0], np.searchsorted(ends, rows, side="right")
+        lines = {int(c): list(self.array.blocks[int(c)].to_delayed()[0]) for c in np.unique(chunk)}
+        picked = [delayed(_pick, pure=False)(line, rows[chunk == c] - starts[c]) for c, line in lines.items()]
+        return delayed(BlockRows, pure=False)(picked, rows, ends)
+
+
+def _pick(line: list[np.ndarray], rows: np.ndarray) -> np.ndarray:
+    """Return some rows of one row chunk of a Dask array, from its blocks side by side."""
+    return np.concatenate([np.asarray(block)[rows] for block in line], axis=1)
 
 
 def check_matrix(shape: tuple[int, ...], dtype: Any, what: str = "Y") -> None:

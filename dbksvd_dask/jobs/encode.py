@@ -336,6 +336,14 @@ def encode_store(
     Returns
     -------
     EncodeResult
+
+    Examples
+    --------
+    >>> from dbksvd_dask import DBKSVD, encode_store, import_activations
+    >>> _ = import_activations("activations.npy", "store.zarr")
+    >>> _ = DBKSVD(n_atoms=12, k=2, n_iter=2, checkpoint="run").fit("store.zarr")
+    >>> encode_store("store.zarr", "run", "codes.zarr").samples_written
+    300
     """
     began = time.perf_counter()
     params: dict[str, Any] = {"k": k, "encoder": encoder, "nonneg": nonneg, "refit": refit}

@@ -408,6 +408,12 @@ def import_activations(
     Returns
     -------
     ImportResult
+
+    Examples
+    --------
+    >>> from dbksvd_dask import import_activations
+    >>> import_activations("activations.npy", "store.zarr").n_samples
+    300
     """
     began = time.perf_counter()
     rules = Rules(mask, mask_array, drop_first_token, drop_outliers, nonfinite)

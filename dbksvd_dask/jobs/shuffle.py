@@ -503,6 +503,13 @@ def shuffle_activations(
     Returns
     -------
     ShuffleResult
+
+    Examples
+    --------
+    >>> from dbksvd_dask import import_activations, shuffle_activations
+    >>> _ = import_activations("activations.npy", "raw.zarr")
+    >>> shuffle_activations("raw.zarr", "store.zarr", seed=0).n_samples
+    300
     """
     began = time.perf_counter()
     job = ShuffleJob(

@@ -1,4 +1,4 @@
-"""The one place that owns the jit flags, the vector intrinsics and the form in which arrays enter a kernel."""
+"""Jit flags, vector intrinsics, and the form in which arrays enter a kernel: all of them defined here only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 # `reassoc` and `contract` let LLVM vectorise sums and use fused multiply-adds. NaN and infinity keep their
-# meaning (no `nnan`/`ninf`): inputs are checked, but a kernel that meets one must not go astray.
+# meaning (no `nnan`/`ninf`): inputs are checked, but a kernel that meets one must still end.
 FAST = frozenset({"reassoc", "contract", "nsz", "arcp"})
 
 logger = logging.getLogger(__name__)
@@ -25,9 +25,9 @@ logger = logging.getLogger(__name__)
 
 @cache
 def _fallback() -> str | None:
-    """Folder for compiled kernels where numba finds none: one of this user in the temporary folder, or None.
+    """Return a folder for compiled kernels where numba finds none: in the temporary folder, or None.
 
-    What is loaded from it is run, so a folder that others can write to is not taken.
+    Code loaded from it is executed, so a folder that others can write to is refused.
     """
     folder = os.path.join(tempfile.gettempdir(), f"dbksvd-numba-{os.getuid()}")
     try:
@@ -46,7 +46,7 @@ def _fallback() -> str | None:
 
 
 def _cached_in(folder: str, compiler: Any, function: Any, options: dict[str, Any]) -> Any:
-    """Compile lazily with a cache in a folder: numba chooses the place when a function is decorated."""
+    """Decorate a function with its cache in a folder: numba chooses the folder at decoration."""
     before, config.CACHE_DIR = config.CACHE_DIR, folder
     try:
         return compiler(cache=True, **options)(function)
@@ -55,7 +55,7 @@ def _cached_in(folder: str, compiler: Any, function: Any, options: dict[str, Any
 
 
 def cached(compiler: Any, **options: Any) -> Callable[[Any], Any]:
-    """Decorate with `njit` or `cuda.jit`, compiled code kept for other processes wherever that can be written."""
+    """Decorate with `njit` or `cuda.jit`; cache compiled code for other processes where a folder is writable."""
 
     def decorate(function: Any) -> Any:
         try:
@@ -73,9 +73,9 @@ def cached(compiler: Any, **options: Any) -> Callable[[Any], Any]:
 # process when two threads enter it, and parallelism here is over chunks anyway.
 jit = cached(njit, nogil=True, error_model="numpy", fastmath=set(FAST))
 
-# For functions that kernels call. Left to itself, LLVM keeps some of them as functions of their own, which exist
-# twice: compiled by themselves, and inside each caller's module, optimised once more and rounded otherwise. The
-# process that compiles runs the first, processes that load the cache run the second: other bits.
+# For functions that kernels call. Otherwise LLVM keeps some of them as separate functions, which exist twice:
+# compiled alone, and inside each caller's module, optimised again and rounding differently. The process that
+# compiles runs the first copy, processes that load the cache run the second: different bits.
 inner = cached(njit, nogil=True, error_model="numpy", fastmath=set(FAST), forceinline=True)
 
 _MAX_FLAGS = ("nnan", "ninf", "nsz", "reassoc", "arcp", "contract", "afn")

@@ -28,10 +28,10 @@ def _controller() -> ThreadpoolController:
 
 
 def _let_this_thread_set_limits() -> None:
-    """Make the limits of OpenBLAS ours to set.
+    """Let this thread set the limits of OpenBLAS.
 
-    threadpoolctl (3.8, not 3.5) hands them to the first thread that sets one, and whatever another thread sets is
-    silently ignored: a task would compute with two BLAS threads, or leave one behind for good.
+    threadpoolctl (3.8, not 3.5) gives control to the first thread that sets a limit and silently ignores all
+    others: a task would compute with two BLAS threads, or leave the process with one for good.
     """
     clear = getattr(OpenBLASController, "clear_controlling_thread", None)
     if clear is not None:
@@ -43,7 +43,7 @@ def single_blas_thread() -> Iterator[None]:
     """Limit BLAS to one thread while any task of this process is inside.
 
     The limit of OpenBLAS belongs to the process, not to the thread. If every task saved and restored it, the
-    first to leave would hand two threads to one still computing; so only the last one out restores it.
+    first to leave would give two threads to a task that still computes; so only the last one out restores it.
     """
     global _inside, _limit
     with _lock:
@@ -59,7 +59,7 @@ def single_blas_thread() -> Iterator[None]:
             if _inside == 0:
                 _let_this_thread_set_limits()
                 _limit.restore_original_limits()
-                _let_this_thread_set_limits()  # and whoever comes next may set its own
+                _let_this_thread_set_limits()  # the next thread may set its own
                 _limit = None
 
 
@@ -75,9 +75,9 @@ def one_blas_thread(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def arithmetic() -> str:
-    """What decides the last bits of the results of this process: numpy, its BLAS kernels, numba's processor.
+    """Describe what decides the last bits of results: numpy, its BLAS kernels, the processor numba compiles for.
 
-    Two processes for which it is the same text round the same way.
+    Processes with the same description round the same way.
     """
     found = [info for info in _controller().info() if info["user_api"] == "blas"]
     own = [info for info in found if "numpy" in info["filepath"]] or found  # scipy may bring a BLAS of its own

@@ -17,7 +17,14 @@ from dbksvd_dask.kernels._jit import kernel_input
 from dbksvd_dask.kernels.blas import one_blas_thread
 from dbksvd_dask.kernels.dead_atoms import Candidates, Rule, SeedPath
 from dbksvd_dask.kernels.lanczos import LanczosState
-from dbksvd_dask.kernels.moments import Moments, ResidualMoments, moments, residual_moments, row_norms
+from dbksvd_dask.kernels.moments import (
+    Moments,
+    ResidualMoments,
+    moments,
+    moments_and_norms,
+    residual_moments,
+    row_norms,
+)
 from dbksvd_dask.kernels.scale import in_units, unit_of
 from dbksvd_dask.plan.encoder import AtomWeights, EncodeSpec
 
@@ -173,7 +180,7 @@ def encode_chunk(
 
 def chunk_stats(Y: np.ndarray, state: ChunkState, counts: np.ndarray) -> ChunkStats:
     """Return sums over the samples and their residual."""
-    return ChunkStats(moments(Y, state.R), row_norms(Y), counts, time.time())
+    return ChunkStats(*moments_and_norms(Y, state.R), counts, time.time())
 
 
 def after_update(state: ChunkState, stats: ChunkStats) -> ResidualMoments:

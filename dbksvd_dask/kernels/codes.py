@@ -181,7 +181,7 @@ def _precedes(size, r, other_size, other_r):
 
 @jit
 def insert_largest(atom, coefficient, first_sample, sample, value):
-    """Insert a block of codes into the lists.
+    """Insert a block of codes into the lists of each atom's largest coefficients.
 
     Parameters
     ----------

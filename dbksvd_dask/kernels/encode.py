@@ -1,4 +1,8 @@
-"""Encode rows in tiles: one matrix product per tile, then pursuit on it while it is in cache."""
+"""Encode rows in tiles: one matrix product per tile, then pursuit on it while it is in cache.
+
+The first half of a batch of DB-KSVD (Valentin, Katz, Vanhoucke, Kochenderfer: arXiv:2505.18441), in tiles so that
+the products of a batch need not fit into memory.
+"""
 
 from __future__ import annotations
 
@@ -20,22 +24,22 @@ GRAM_BLOCK = 960
 
 
 def gram_bounds(n_atoms: int) -> list[tuple[int, int]]:
-    """Blocks of atoms between which the gram is computed, tile by tile of the upper triangle."""
+    """Cut the atoms into blocks; each pair of blocks is one tile of the gram."""
     return [(a, min(a + GRAM_BLOCK, n_atoms)) for a in range(0, n_atoms, GRAM_BLOCK)]
 
 
 def gram_tile(D: np.ndarray, rows: tuple[int, int], columns: tuple[int, int]) -> np.ndarray:
-    """Products of two blocks of atoms, (rows, columns).
+    """Compute the products of two blocks of atoms, (rows, columns).
 
-    The rows are copied first: numpy turns ``A @ A.T`` of one and the same buffer into another BLAS routine
-    with other rounding, and whether it is the same buffer would depend on where the array came from.
+    Copy the rows first: for ``A @ A.T`` of one buffer numpy calls another BLAS routine, which rounds differently,
+    and whether it is one buffer would depend on where the array came from.
     """
     D = kernel_input(D)
     return np.dot(D[rows[0] : rows[1]].copy(), D[columns[0] : columns[1]].T)
 
 
 def assemble_gram(n_atoms: int, tiles: list[np.ndarray]) -> np.ndarray:
-    """Put the tiles of the upper triangle together, and mirror those off the diagonal: (n_atoms, n_atoms)."""
+    """Assemble the tiles of the upper triangle and mirror those off the diagonal: (n_atoms, n_atoms)."""
     bounds = gram_bounds(n_atoms)
     gram = np.empty((n_atoms, n_atoms), tiles[0].dtype)
     remaining = iter(tiles)
@@ -49,7 +53,7 @@ def assemble_gram(n_atoms: int, tiles: list[np.ndarray]) -> np.ndarray:
 
 
 def gram_matrix(D: np.ndarray) -> np.ndarray:
-    """Gram of a dictionary, ``D D^T``, by the same tiles as in a Dask graph: (n_atoms, n_atoms)."""
+    """Compute the gram ``D D^T`` by the same tiles as a Dask graph does: (n_atoms, n_atoms)."""
     bounds = gram_bounds(D.shape[0])
     tiles = [gram_tile(D, rows, columns) for i, rows in enumerate(bounds) for columns in bounds[i:]]
     return assemble_gram(D.shape[0], tiles)
@@ -57,7 +61,7 @@ def gram_matrix(D: np.ndarray) -> np.ndarray:
 
 @jit
 def squared_norms(Y):
-    """Squared norm of each row in float64: (n,). Not finite exactly where the row has a NaN or an infinity."""
+    """Compute the squared norm of each row in float64, (n,); not finite exactly where a row is not."""
     n, d = Y.shape
     out = np.empty(n, np.float64)
     for i in range(n):
@@ -70,7 +74,7 @@ def squared_norms(Y):
 
 
 def _products(rows: np.ndarray, D: np.ndarray, tile: units.Tile, buffer: np.ndarray) -> np.ndarray:
-    """Products of the rows of one tile with all atoms, each row at its place on the grid: (n, n_atoms)."""
+    """Multiply the rows of one tile with all atoms, each row at its place on the grid: (n, n_atoms)."""
     n = rows.shape[0]
     if tile.height != n:
         padded = np.zeros((tile.height, rows.shape[1]), rows.dtype)
@@ -94,7 +98,7 @@ def encode_rows(
     Y : ndarray of shape (n, n_features)
     D : ndarray of shape (n_atoms, n_features), unit rows, same dtype as Y
     gram : ndarray of shape (n_atoms, n_atoms)
-    weights : in what atoms differ, or None; takes the place of encoder and stages
+    weights : thresholds and preferences of the atoms, or None; they override encoder and stages
     first : index of the first sample in its source; a sample's last bits depend on its own index modulo
         `plan.units.GRID_ROWS`, and on nothing else about how the source is cut
 
@@ -118,7 +122,7 @@ def encode_rows(
 
 
 class TileEncoder(Protocol):
-    """What an entry of `plan.encoders.ENCODERS` names: a function that encodes one tile of products."""
+    """The function that an entry of `plan.encoders.ENCODERS` names: it encodes one tile of products."""
 
     def __call__(
         self,
@@ -143,7 +147,7 @@ class TileEncoder(Protocol):
 
 @cache
 def tile_encoder(name: str) -> TileEncoder:
-    """Find the kernel of an encoder; only its module is imported, and with it compiled or loaded."""
+    """Find the kernel of an encoder; imports, and so compiles or loads, only its module."""
     module, function = ENCODERS[name].kernel.split(":")
     return cast(TileEncoder, getattr(import_module(f"dbksvd_dask.kernels.{module}"), function))
 
@@ -167,7 +171,7 @@ def encode_tile(
 
 
 def residual(Y: np.ndarray, atom: np.ndarray, coefficient: np.ndarray, D: np.ndarray) -> np.ndarray:
-    """Residual ``Y - X D`` as a new array: (n, n_features)."""
+    """Compute the residual ``Y - X D`` as a new array: (n, n_features)."""
     Y = kernel_input(Y)
     R = pool.empty(Y.shape, Y.dtype)
     subtract_reconstruction(Y, kernel_input(atom), kernel_input(coefficient), kernel_input(D), R)

@@ -1,7 +1,8 @@
 """Leading singular vectors of many matrices at once, by a few Golub-Kahan-Lanczos steps.
 
-For each atom j of a round, E (its samples x features) is known only through sums over its rows. From the warm
-start ``u = x / |x|`` (the current coefficients) the recurrence is::
+The new atoms of a round of DB-KSVD (Valentin, Katz, Vanhoucke, Kochenderfer: arXiv:2505.18441). For each atom j of
+a round, E (its samples x features) is known only through sums over its rows. From the warm start ``u = x / |x|``
+(the current coefficients) the recurrence is::
 
     alpha_1 v_1 = E^T u                          one pass over the samples
     A v_i       = E^T E v_i                      one pass per further step
@@ -9,8 +10,8 @@ start ``u = x / |x|`` (the current coefficients) the recurrence is::
     beta_i^2 = t_i - alpha_i^2,  alpha_{i+1} = gamma_i / beta_i
 
 so `steps` passes give the exact bidiagonal matrix B of E on a Krylov space of dimension `steps`, whose leading
-right singular vector g is the best the space holds: ``d_new = sum_i g_i v_i``. Knowing alpha_1 from the warm
-start is what spares the pass that plain Lanczos would need for its last diagonal entry.
+right singular vector g gives the best vector of the space: ``d_new = sum_i g_i v_i``. The warm start supplies
+alpha_1 and so saves the pass that plain Lanczos needs for its last diagonal entry.
 
 All functions take their namespace from their arguments: numpy, CuPy or any array-API library.
 
@@ -100,7 +101,7 @@ def _measured(w: Any, used: Any, unit: int) -> tuple[Any, Any, Any]:
 
 
 def warm_start(W: Any, x2: Any, old: Any, unit: int = 0) -> LanczosState:
-    """First vector of every atom from the warm start's sums.
+    """Compute the first vector of every atom from the sums of the warm start.
 
     Parameters
     ----------
@@ -117,7 +118,7 @@ def warm_start(W: Any, x2: Any, old: Any, unit: int = 0) -> LanczosState:
 
 
 def advance(state: LanczosState, W: Any, sx: Any, s2: Any, old: Any, unit: int = 0) -> LanczosState:
-    """One further step from the sums of `kernels.update.next_products`.
+    """Take one further step, from the sums of `kernels.update.next_products`.
 
     Parameters
     ----------
@@ -167,7 +168,7 @@ def _projected(state: LanczosState) -> Any:
 
 
 def leading_vectors(state: LanczosState, old: Any) -> Any:
-    """New atoms of the round: unit rows with ``<d_new, d_old> >= 0``; an atom without samples stays as it is.
+    """Compute the new atoms of the round: unit rows with ``<d_new, d_old> >= 0``; an unused atom stays as it is.
 
     Parameters
     ----------

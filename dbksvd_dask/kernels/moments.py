@@ -1,7 +1,7 @@
-"""Sums over samples and residual, per feature and per row, and how blocks of them merge.
+"""Sums over samples and residual, per feature and per row, and how sums of blocks merge.
 
-One block of rows gives one `Moments`: partial sums in float64. Blocks merge by addition, so that any number
-of chunks, merged in one fixed order, gives the same bits on one thread and on a cluster.
+One block of rows gives one `Moments`: partial sums in float64. Blocks merge by addition, in one fixed order, so
+the bits are the same on one thread and on a cluster.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class Moments:
 
 
 def moments(Y: NDArray[Any], R: NDArray[Any]) -> Moments:
-    """Partial sums of samples and residual.
+    """Compute partial sums of samples and residual.
 
     Parameters
     ----------
@@ -199,16 +199,32 @@ def moments(Y: NDArray[Any], R: NDArray[Any]) -> Moments:
     -------
     Moments
     """
+    return moments_and_norms(Y, R)[0]
+
+
+def moments_and_norms(Y: NDArray[Any], R: NDArray[Any]) -> tuple[Moments, Float64Array]:
+    """`moments` together with `row_norms` of the samples, which come from the same pass.
+
+    Parameters
+    ----------
+    Y, R : ndarray of shape (n_samples, n_features)
+
+    Returns
+    -------
+    sums : Moments
+    y_norms : float64 ndarray of shape (n_samples,)
+    """
     if Y.shape != R.shape:
         raise InputError(f"samples have shape {Y.shape} but the residual has {R.shape}; they must be equal")
     y_sum, y_square_sum, y_norms = _sums(Y)
     r_sum, r_square_sum, r_norms = _sums(R)
     error, n_nonzero = relative_error_sum(y_norms, r_norms)
-    return Moments(int(Y.shape[0]), int(n_nonzero), float(error), y_sum, y_square_sum, r_sum, r_square_sum)
+    sums = Moments(int(Y.shape[0]), int(n_nonzero), float(error), y_sum, y_square_sum, r_sum, r_square_sum)
+    return sums, y_norms
 
 
 def residual_moments(R: NDArray[Any], y_norms: Float64Array | None = None) -> ResidualMoments:
-    """Partial sums of a residual alone, for rows whose samples are already summed.
+    """Compute partial sums of a residual alone, for rows whose samples are already summed.
 
     Parameters
     ----------
@@ -226,7 +242,7 @@ def residual_moments(R: NDArray[Any], y_norms: Float64Array | None = None) -> Re
 
 
 def row_norms(A: NDArray[Any]) -> Float64Array:
-    """Euclidean norm of every row.
+    """Compute the Euclidean norm of every row.
 
     Parameters
     ----------

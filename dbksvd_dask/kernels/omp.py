@@ -1,4 +1,4 @@
-"""Orthogonal matching pursuit in the gram domain (Batch-OMP with a progressive Cholesky factor).
+"""Orthogonal matching pursuit in the gram domain: Batch-OMP with a progressive Cholesky factor.
 
 Let L be the Cholesky factor of ``gram[S, S]`` for the support S in order of selection. The rows of
 ``W = L^-1 gram[S, :]`` are the products of all atoms with an orthonormal basis of the chosen ones. One step is::

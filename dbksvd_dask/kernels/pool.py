@@ -1,9 +1,9 @@
-"""Large arrays whose memory is used again.
+"""Large arrays whose memory is reused.
 
 A round writes each chunk's residual to a new array. The C library returns blocks above 32 MB to the system as
 soon as they are freed, so every round would pay for fresh, zeroed pages: more time than the refresh itself takes
-on a machine whose memory is too fragmented for huge pages. Here the blocks are kept and handed out again once
-nothing refers to them any more. A task still sees nothing but a new array of its own.
+on a machine whose memory is too fragmented for huge pages. The pool keeps the blocks and hands them out again once
+nothing refers to them. To a task the result is a new array of its own.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-# Below this the C library recycles blocks by itself.
+# Below this size the C library recycles blocks itself.
 _SMALLEST = 16 * 2**20
-# Idle blocks that are kept, over all sizes: two per core of an ordinary machine.
+# Idle blocks kept, over all sizes: two per core of an ordinary machine.
 _MOST_IDLE = 8
 
 _lock = threading.Lock()
@@ -24,16 +24,16 @@ _blocks: list[np.ndarray] = []
 
 
 def _references(blocks: list[np.ndarray], i: int) -> int:
-    """References to a block; a view, or a view of a view, holds one."""
+    """Count the references to a block; every view of it holds one."""
     return sys.getrefcount(blocks[i])
 
 
-# What a block has that only the pool knows; measured, since it depends on the interpreter.
+# References to a block that only the pool knows; measured, since it depends on the interpreter.
 _IDLE = _references([np.empty(1, np.uint8)], 0)
 
 
 def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """Uninitialised array, as `np.empty`; large ones may lie in memory that was used before.
+    """Return an uninitialised array, as `np.empty` does; a large one may lie in reused memory.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 
 def _take(nbytes: int) -> np.ndarray:
-    """An idle block of that size or a new one; idle ones beyond the limit are let go."""
+    """Return an idle block of that size or a new one; release idle ones beyond the limit."""
     idle = [i for i in range(len(_blocks)) if _references(_blocks, i) <= _IDLE]
     fitting = [i for i in idle if _blocks[i].nbytes == nbytes]
     if fitting:
@@ -61,7 +61,7 @@ def _take(nbytes: int) -> np.ndarray:
 
 
 def clear() -> None:
-    """Give idle memory back to the system; arrays in use are not touched."""
+    """Return idle memory to the system; arrays in use are not touched."""
     with _lock:
         for i in reversed(range(len(_blocks))):
             if _references(_blocks, i) <= _IDLE:

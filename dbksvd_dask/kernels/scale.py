@@ -23,17 +23,17 @@ _SMALLEST = {np.dtype(np.float32): -110, np.dtype(np.float64): -450}
 
 
 def largest_norm(dtype: Any) -> float:
-    """Largest norm of a row that can be encoded in a dtype."""
+    """Return the largest norm of a row that can be encoded in a dtype."""
     return 2.0 ** _LARGEST[np.dtype(dtype)]
 
 
 def smallest_norm(dtype: Any) -> float:
-    """Smallest norm, root mean square of a batch, from which a dictionary can be learned in a dtype."""
+    """Return the smallest norm (root mean square of a batch) from which a dictionary can be learned in a dtype."""
     return 2.0 ** _SMALLEST[np.dtype(dtype)]
 
 
 def unit_of(largest: float, dtype: Any) -> int:
-    """Exponent u of the units 2^-u in which the sums of a chunk are made; 0 for ordinary samples.
+    """Return the exponent u of the units 2^-u in which a chunk is summed; 0 for ordinary samples.
 
     Parameters
     ----------
@@ -52,12 +52,12 @@ def unit_of(largest: float, dtype: Any) -> int:
 
 
 def in_units(array: Any, unit: int) -> Any:
-    """Array of any library times 2^unit."""
+    """Multiply an array of any library by 2^unit."""
     return array if unit == 0 else array * 2.0**unit
 
 
 def rows_near_one(rows: np.ndarray) -> np.ndarray:
-    """Rows times powers of two, the largest entry of each in [1/2, 1), so that their norms can be taken.
+    """Scale each row by a power of two, its largest entry to [1/2, 1), so that norms neither overflow nor vanish.
 
     Parameters
     ----------

@@ -1,4 +1,7 @@
-"""The dictionary update on one chunk of samples, row by row.
+"""The dictionary update of DB-KSVD on one chunk of samples, row by row.
+
+The method is that of Valentin, Katz, Vanhoucke and Kochenderfer (arXiv:2505.18441): all atoms of a round are
+updated at the same time, from sums over chunks.
 
 The nonzeros of a chunk are grouped by round, and inside a round by row ("entries"). All passes walk rows, so
 that a residual row stays in the first-level cache while the atoms of its round, a table of a few megabytes,
@@ -110,7 +113,7 @@ def subtract_reconstruction(Y, atom, coefficient, D, R):
 def start_products(
     R: np.ndarray, coefficient: np.ndarray, start: np.ndarray, pos: np.ndarray, local: np.ndarray, n_local: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Partial sums of the warm start: ``R[O]^T x`` and ``|x|^2`` for each atom of the round.
+    """Compute the partial sums of the warm start: ``R[O]^T x`` and ``|x|^2`` for each atom of the round.
 
     Returns
     -------
@@ -145,10 +148,10 @@ def next_products(
     V: np.ndarray,
     dv: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Partial sums of one Lanczos product ``E^T E v`` for each atom of the round, E never formed.
+    """Compute the partial sums of one Lanczos product ``E^T E v`` for each atom of the round; E is never formed.
 
     With ``s_i = R_i . v + x_i (d_j . v)`` the product is ``sum_i s_i R_i + (sum_i s_i x_i) d_j``; the second
-    part is added by the caller after the sum over chunks.
+    part is added by the caller, after the sum over chunks.
 
     Parameters
     ----------

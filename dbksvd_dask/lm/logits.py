@@ -15,7 +15,7 @@ from dbksvd_dask.lm.reconstruct import require_width
 from dbksvd_dask.store.atomic import write_json
 from dbksvd_dask.store.runs import as_dictionary
 
-# Logits of so many numbers at a time: 256 MB.
+# Logits computed at a time: 256 MB.
 TILE_NUMBERS = 1 << 26
 
 

@@ -32,7 +32,7 @@ from dbksvd_dask.lm.reconstruct import Reconstruct, open_reconstruction, require
 from dbksvd_dask.lm.texts import Texts, read_texts
 from dbksvd_dask.lm.windows import BATCHES_PER_BLOCK, Windows, make_windows, padded, plan_batches, plan_blocks
 
-# Logits of so many numbers at a time: 256 MB, a few times that with what is made of them.
+# Logits computed at a time: 256 MB, a few times that with what is made of them.
 TILE_NUMBERS = 1 << 26
 
 
@@ -282,7 +282,9 @@ class Measurement:
         weight = intact.exp()
         for state in states[1:]:
             other = torch.log_softmax(self.model.logits(state), -1)
-            columns += [-_picked(other, target), (weight * (intact - other)).sum(-1)]
+            columns.append(-_picked(other, target))
+            # in place: arrays of a vocabulary each are what this costs, besides the product
+            columns.append(torch.sub(intact, other, out=other).mul_(weight).sum(-1))
         out: npt.NDArray[np.float64] = torch.stack(columns, 1).double().cpu().numpy()
         return out
 

@@ -94,7 +94,7 @@ class SparseAutoencoder:
             )
         self.k = k if k is not None else config.get("k")
         if self.architecture == "topk" and not (isinstance(self.k, int | float) and self.k >= 1):
-            raise InputError(f"{where} does not say its k; give k (--k)")
+            raise InputError(f"{where} does not say its k; give k")
 
     @property
     def n_features(self) -> int:

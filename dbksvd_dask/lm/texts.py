@@ -278,9 +278,7 @@ def _guess(path: Path, columns: list[str]) -> str:
     lower = {name.lower(): name for name in reversed(columns)}
     found = next((lower[name] for name in TEXT_COLUMNS if name in lower), None)
     if found is None:
-        raise InputError(
-            f"{path} has the columns {', '.join(columns)}; say which holds the texts: column=NAME (--column NAME)"
-        )
+        raise InputError(f"{path} has the columns {', '.join(columns)}; say which holds the texts: column='NAME'")
     return found
 
 

@@ -122,9 +122,7 @@ def beginning_token(tokenizer: Any, bos: str) -> int | None:
     if bos == "none":
         return None
     if tokenizer.bos_token_id is None:
-        raise InputError(
-            "the tokenizer has no BOS token to put before a text; use bos='none' (--bos none) to do without one"
-        )
+        raise InputError("the tokenizer has no BOS token to put before a text; use bos='none' to do without one")
     return int(tokenizer.bos_token_id)
 
 

@@ -1,8 +1,8 @@
 """Integers in, integers out: what a chunk needs of a device's memory, and what fits into it.
 
-Three things give way, in this order, when a batch does not fit: the chunks get smaller, the residuals wait on
-the host between tasks, and the pursuit moves to the host (so that the gram need not be on the device). The numbers
-come from the card's size alone, so that the same fit on the same kind of card is cut in the same way.
+When a batch does not fit, the plan gives up three things, in this order: large chunks, residuals that stay on the
+device between tasks, and the pursuit on the device (which needs the gram there). The plan depends on the size of
+the card alone, so the same fit on the same kind of card is cut in the same way.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from dbksvd_dask.plan.units import TILE_ROWS
 TILE_BYTES = 128 << 20
 # Rows widened to float64 at a time by the metrics, with three such arrays alive.
 _SUM_ROWS = 1024
-# Smaller chunks than this leave a device idle between launches; down to the first number chunks are cut before
-# residuals are sent to the host, since a batch in thousands of chunks is a graph of too many tasks.
+# Smaller chunks leave a device idle between launches. Chunks are cut down to the first number before residuals are
+# sent to the host, since thousands of chunks make a graph of too many tasks.
 _RESIDENT_CHUNK_ROWS = 2048
 MIN_CHUNK_ROWS = 256
-# Partial sums of a round that may wait on the device at once, to be added up.
+# Partial sums of a round that may be on the device at once.
 _PARTIAL_SUMS = 8
 
 

@@ -16,8 +16,8 @@ from dbksvd_dask.plan.params import FitParams
 class EncodeSpec(NamedTuple):
     """How samples become codes; every field as in `dbksvd_dask.DBKSVD`.
 
-    `k` is the number of slots. `stages` are groups that are offered in order, each (first atom, end, most
-    nonzeros); empty: all atoms at once.
+    `k` is the number of slots. `stages` are groups that encode in order, each (first atom, end, most nonzeros);
+    empty: all atoms at once.
     """
 
     k: int
@@ -30,10 +30,9 @@ class EncodeSpec(NamedTuple):
 
 
 class AtomWeights(NamedTuple):
-    """In what atoms differ while a sample is encoded; see `kernels.weighted`.
+    """Thresholds and preferences of the atoms in a weighted pursuit; see `kernels.weighted`.
 
-    `threshold` are multiples of the smallest coefficient, `preference` decides who goes first: (n_atoms,) each,
-    positive.
+    `threshold` multiplies the smallest coefficient, `preference` ranks the atoms: (n_atoms,) each, positive.
     """
 
     threshold: np.ndarray
@@ -42,7 +41,7 @@ class AtomWeights(NamedTuple):
 
 # ---------------------------------------------------------------------------------------------- from parameters
 
-# what may be said anew when a stored dictionary encodes
+# what a caller may override when a stored dictionary encodes
 CHOOSABLE = ("k", "encoder", "nonneg", "refit", "min_coefficient", "rtol", "encode")
 # what else of a fit decides how its dictionary encodes
 _FITTED = ("groups", "growth", "sparsity", "max_nonzeros", "n_iter")
@@ -50,12 +49,12 @@ DECISIVE = (*CHOOSABLE, *_FITTED)
 
 
 def encode_spec(params: FitParams, threshold: float = 0.0, n_atoms: int | None = None) -> EncodeSpec:
-    """The encoder of a fit.
+    """Return the encoder of a fit.
 
     Parameters
     ----------
     threshold : smallest coefficient, where the fit has learned one
-    n_atoms : atoms there are by now, while a dictionary grows
+    n_atoms : current number of atoms, while a dictionary grows
     """
     return EncodeSpec(
         params.slots if n_atoms is None else min(params.slots, n_atoms),
@@ -69,7 +68,7 @@ def encode_spec(params: FitParams, threshold: float = 0.0, n_atoms: int | None =
 
 
 def stages(params: FitParams, n_atoms: int) -> tuple[tuple[int, int, int], ...]:
-    """Groups that staged encoding offers in order, each (first atom, end, most nonzeros); plain: none."""
+    """Return the groups that encode in order, each (first atom, end, most nonzeros); none for plain encoding."""
     if params.encode == "plain":
         return ()
     if params.growth is not None:
@@ -78,43 +77,43 @@ def stages(params: FitParams, n_atoms: int) -> tuple[tuple[int, int, int], ...]:
 
 
 def training_groups(params: FitParams, n_atoms: int) -> tuple[Group, ...]:
-    """Groups that one iteration of a fit goes through; a growing dictionary is one."""
+    """Return the groups that one iteration of a fit updates in order; a growing dictionary is one group."""
     slots = min(params.training_slots, n_atoms)
     groups = plan_groups(n_atoms, slots, params.groups, params.n_rounds)
     return tuple(group._replace(k=min(group.k, group.stop - group.start)) for group in groups)
 
 
 def training_spec(params: FitParams, threshold: float, n_atoms: int) -> EncodeSpec:
-    """How an iteration of a fit encodes its batch."""
+    """Return the encoder with which an iteration of a fit encodes its batch."""
     spec = encode_spec(params, threshold, n_atoms)
     k = max(group.k for group in training_groups(params, n_atoms))
-    # refits while it grows cost true features; the finished dictionary may well encode with them
+    # refits during growth lose true features; the finished dictionary may encode with them
     refit = spec.refit and params.growth is None
     return spec._replace(k=k, refit=refit, stages=())
 
 
 def _keeps_threshold(given: Mapping[str, Any]) -> bool:
-    """Whether a stored dictionary encodes with the threshold that its fit has learned."""
+    """Tell whether a stored dictionary encodes with the threshold that its fit learned."""
     return given.get("k") is None and given.get("min_coefficient") is None
 
 
 def stored_weights(weights: np.ndarray | None, given: Mapping[str, Any]) -> np.ndarray | None:
-    """Weights with which a stored dictionary encodes: those of its fit, while it keeps its threshold."""
+    """Return the weights with which a stored dictionary encodes: those of its fit, if it keeps its threshold."""
     return weights if _keeps_threshold(given) else None
 
 
 def prior(weights: np.ndarray | None) -> AtomWeights | None:
-    """What a frequency prior means for a pursuit: higher thresholds for the rare, and by as much a later turn."""
+    """Turn a frequency prior into thresholds and preferences: rare atoms need more and rank lower."""
     return None if weights is None else AtomWeights(weights, 1.0 / weights)
 
 
 def stored_spec(
     params: Mapping[str, Any], n_atoms: int, extra: Mapping[str, Any], given: Mapping[str, Any]
 ) -> EncodeSpec:
-    """The encoder of a stored dictionary: as it was fitted, but for what is given (None: nothing).
+    """Return the encoder of a stored dictionary: as fitted, except for what is given (None: as fitted).
 
-    A given k is the most nonzeros per sample, also where the fit had k as their mean; a given min_coefficient
-    takes the place of a learned one.
+    A given k is the most nonzeros per sample, even if the fit had k as their mean; a given min_coefficient
+    replaces a learned one.
 
     Parameters
     ----------
@@ -128,12 +127,12 @@ def stored_spec(
     chosen = {name: value for name, value in given.items() if value is not None}
     values = {name: params[name] for name in DECISIVE if name in params} | chosen
     if "k" not in values:
-        raise InputError("this dictionary does not say how many nonzeros a sample has; give k=N")
+        raise InputError("this dictionary does not record how many nonzeros a sample has; give k=N")
     threshold = float(extra.get("threshold", 0.0))
     if not _keeps_threshold(given):
         values |= {"sparsity": "max", "max_nonzeros": None}
         threshold = 0.0
-    grown_to = int(params.get("n_atoms", n_atoms))  # the atoms that the fit aims at: its stages follow from them
+    grown_to = int(params.get("n_atoms", n_atoms))  # the size the fit grows to: its stages follow from it
     if values.get("growth") is None:
         grown_to = n_atoms
     return encode_spec(FitParams.checked(**{**values, "n_atoms": grown_to}), threshold, n_atoms)

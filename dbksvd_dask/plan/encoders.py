@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Encoder(NamedTuple):
-    """One way in which samples become codes.
+    """One way to turn samples into codes.
 
     Attributes
     ----------
@@ -18,10 +18,10 @@ class Encoder(NamedTuple):
     kernel : "module:function" in `dbksvd_dask.kernels`, called as
         ``function(prods, gram, norm2, spec, atom, coefficient)``; see `kernels.encode.TileEncoder`
     nonneg : honours ``nonneg=True``
-    least_squares : coefficients are least squares on their support, so ``refit=True`` has nothing to add
-    staged : has a form that offers groups in order, ``encode="staged"``
-    weighted : has a form with one threshold per atom, which growing dictionaries need
-    on_device : has a CUDA kernel; the others run on the host, with products from the device
+    least_squares : coefficients are least squares on their support, so ``refit=True`` adds nothing
+    staged : can encode group by group, ``encode="staged"``
+    weighted : can use one threshold per atom, as growing dictionaries do
+    on_device : has a CUDA kernel; others run on the host, with products from the device
     """
 
     meaning: str

@@ -6,14 +6,14 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# Iterations of one stage of growth. On two SynthSAEBench models of the small size (seeds 10 and 11) 8 gave an
-# explained variance .013 to .02 above that of 5 at L0 3, and as many features; 10 gave no more.
+# Iterations of one stage of growth. On two small SynthSAEBench models (seeds 10 and 11), 8 explained .013 to .02
+# more variance than 5 at L0 3 and found as many features; 10 gained nothing.
 GROWTH_ITERATIONS = 8
 FIRST_ATOMS = 16
 
 
 def growth_sizes(n_atoms: int, factor: float, first: int = FIRST_ATOMS) -> tuple[int, ...]:
-    """Atoms at each stage of growth: from `first` to n_atoms, each `factor` times the one before.
+    """Return the number of atoms at each stage of growth, from `first` to n_atoms in steps of `factor`.
 
     >>> growth_sizes(256, 1.5)
     (16, 24, 36, 54, 81, 122, 183, 256)
@@ -31,7 +31,7 @@ def growth_sizes(n_atoms: int, factor: float, first: int = FIRST_ATOMS) -> tuple
 
 
 def growth_iterations(sizes: Sequence[int]) -> int:
-    """Iterations until a growing dictionary has all its atoms and its last stage is done.
+    """Count the iterations until a growing dictionary has finished its last stage.
 
     >>> growth_iterations((16, 24, 36))
     24
@@ -40,14 +40,14 @@ def growth_iterations(sizes: Sequence[int]) -> int:
 
 
 class GrowthStep(NamedTuple):
-    """What growth does in one iteration: its stage, and the atoms in it."""
+    """One iteration of growth: its stage, and the number of atoms in it."""
 
     stage: int
     n_atoms: int
 
 
 def growth_step(sizes: Sequence[int], iteration: int) -> GrowthStep:
-    """What growth does in an iteration; after the last stage the number of atoms stays.
+    """Return the stage of an iteration; after the last stage the number of atoms stays.
 
     >>> growth_step((16, 24, 36), 11)
     GrowthStep(stage=1, n_atoms=24)
@@ -58,15 +58,15 @@ def growth_step(sizes: Sequence[int], iteration: int) -> GrowthStep:
     return GrowthStep(stage, sizes[stage])
 
 
-# Atoms that staged encoding offers first of a dictionary that is sorted by use, and the step from there.
+# Atoms in the first group of staged encoding, of a dictionary sorted by use, and the growth of later groups.
 FIRST_OFFERED = 4
 OFFERED_FACTOR = math.sqrt(2)
 
 
 def frequency_stages(n_atoms: int, k: int) -> tuple[tuple[int, int, int], ...]:
-    """Groups of atoms that are sorted by how often they are used, frequent ones first and in small groups.
+    """Cut atoms sorted by use into groups, small ones for the frequent atoms at the start.
 
-    Each group is (first atom, end, most nonzeros); most is k: it is not known which of them a sample needs.
+    Each group is (first atom, end, most nonzeros). Each may spend up to k: which groups a sample needs is unknown.
 
     >>> frequency_stages(13, 5)
     ((0, 4, 4), (4, 6, 2), (6, 9, 3), (9, 13, 4))
@@ -75,16 +75,16 @@ def frequency_stages(n_atoms: int, k: int) -> tuple[tuple[int, int, int], ...]:
     return tuple((a, b, min(k, b - a)) for a, b in zip([0, *ends], ends, strict=False))
 
 
-# How fast the number of nonzeros falls with the threshold, as a power, where nothing is known of it; and the
-# smallest and largest that is believed.
+# How fast the number of nonzeros falls with the threshold, as a power: the assumption until it is measured, and
+# the range in which a measurement is trusted.
 FALL, FALLS = 2.0, (1.0, 8.0)
 
 
 def next_threshold(threshold: float, mean_nonzeros: float, k: int, fall: float = FALL) -> float:
-    """Threshold for the next batch, so that the mean number of nonzeros comes to k.
+    """Return the threshold for the next batch, so that the mean number of nonzeros approaches k.
 
-    The number of nonzeros falls about as the threshold to the power -1 to -4; taken as -2, it settles in a few
-    batches without swinging. One step is at most a factor of 2.
+    The number of nonzeros falls with the threshold to the power of -1 to -4; assuming -2, it settles in a few
+    batches without oscillating. One step is at most a factor of 2.
 
     >>> next_threshold(0.5, 8.0, 8)
     0.5
@@ -97,7 +97,7 @@ def next_threshold(threshold: float, mean_nonzeros: float, k: int, fall: float =
 
 
 def threshold_fall(first: tuple[float, float], second: tuple[float, float]) -> float:
-    """How fast the number of nonzeros falls, as a power, between two (threshold, mean number of nonzeros).
+    """Return how fast the nonzeros fall, as a power, between two pairs (threshold, mean number of nonzeros).
 
     >>> threshold_fall((1.0, 8.0), (2.0, 1.0))
     3.0

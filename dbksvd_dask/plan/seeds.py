@@ -1,7 +1,7 @@
 """Random numbers by purpose.
 
-Random choices are drawn from (seed, purpose, number) alone, so that any iteration can be planned anew after a
-crash, on any machine, without replaying those before it.
+Random choices depend on (seed, purpose, number) alone, so any iteration can be planned again after a crash, on any
+machine, without replaying earlier ones.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ EPOCH, ROUNDS, INIT, VALIDATION, DEAD, GROWTH = range(6)
 
 
 def generator(seed: int, *path: int) -> np.random.Generator:
-    """Random generator of one purpose, from the seed and a path of integers."""
+    """Return the random generator of one purpose, from the seed and a path of integers."""
     return np.random.default_rng(np.random.SeedSequence([seed, *path]))
 
 
 def random_atoms(n_atoms: int, n_features: int, dtype: Any, seed: int, *path: int) -> np.ndarray:
-    """Atoms with entries from U(-1/2, 1/2), rows normalised: (n_atoms, n_features).
+    """Draw atoms with entries from U(-1/2, 1/2) and normalise them: (n_atoms, n_features).
 
-    With a `path` (iteration, first atom) it gives replacements for dead atoms, without one the first dictionary.
+    With a `path` (iteration, first atom) they replace dead atoms; without one they are the first dictionary.
     """
     rng = generator(seed, DEAD if path else INIT, *path)
     atoms = rng.random((n_atoms, n_features)) - 0.5

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-# a block and a bucket lie in memory; below this a larger one gains nothing
+# a block and a bucket are held in memory; larger ones gain nothing for small stores
 MIN_BLOCK_BYTES = 1 << 27
-# the pieces that pass 2 reads get smaller as the store grows; below this a disk mostly waits
+# the pieces that pass 2 reads shrink as the store grows; below this size a disk mostly seeks
 MIN_SEGMENT_BYTES = 1 << 16
 # a read of a row of 1536 bytes took 1.35 us, its copy within memory 0.2 (measured): the call is most of it, so
-# short rows do not pay. Where exactly it stops to pay was not measured
+# short rows do not pay. The exact break-even was not measured
 MIN_PICKED_BYTES = 1 << 10
 
 

@@ -1,4 +1,4 @@
-"""Which rows a batch has: epochs in a new order each, held-out rows, the warm-up."""
+"""Which rows a batch reads: epochs, each in a new order; held-out rows; the warm-up."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dbksvd_dask.plan.seeds import EPOCH, VALIDATION, generator
 
 # ---------------------------------------------------------------------------------------------- rows
 
-# Blocks of rows that are read together: at least this many make up a batch, so that a batch mixes many places ...
+# Rows are read in blocks. At least this many blocks make up a batch, so that a batch mixes many places ...
 BLOCKS_PER_BATCH = 64
 # ... but a block is no longer than this, 1.5 MB of 768 features in float16: whole reads from a disk or an object
 # store, and at most this many blocks in all, so that their order is planned in megabytes.
@@ -21,7 +21,7 @@ VALIDATION_BLOCKS = 64
 
 
 def block_rows(n_samples: int, batch_size: int) -> int:
-    """Rows that a fit reads together: a grid of its own, whatever the chunks in which the rows are stored.
+    """Return the rows of one block that a fit reads; they do not depend on the chunks of the store.
 
     >>> block_rows(10**6, 65536), block_rows(20_011, 65536), block_rows(2000, 100), block_rows(8 << 30, 65536)
     (1024, 312, 1, 8192)
@@ -31,7 +31,7 @@ def block_rows(n_samples: int, batch_size: int) -> int:
     return longest if wanted >= BLOCK_ROWS else wanted
 
 
-# A batch that has doubled every other iteration has all its rows by then, however many those are.
+# A batch that doubles every other iteration has reached any batch_size by then.
 WARM_UP_END = 128
 
 
@@ -99,7 +99,7 @@ class RowStream:
         return self.rows(self.rows_before(iteration), self.batch_rows(iteration))
 
     def rows(self, position: int, count: int) -> np.ndarray:
-        """Rows `position` to `position + count` of the stream; what an epoch leaves over rolls into the next."""
+        """Return rows `position` to `position + count` of the stream, across the ends of epochs."""
         parts = []
         while count > 0:
             epoch, offset = divmod(position, self.n_train)
@@ -164,18 +164,18 @@ def _epoch_rows(stream: RowStream, epoch: int, offset: int, count: int) -> np.nd
 
 
 def _without(rows: np.ndarray, held: np.ndarray) -> np.ndarray:
-    """Rows (ascending, contiguous) less those set aside."""
+    """Remove the rows set aside from contiguous, ascending rows."""
     inside = held[np.searchsorted(held, rows[0]) : np.searchsorted(held, rows[-1], side="right")]
     return np.delete(rows, inside - rows[0]) if inside.size else rows
 
 
-# Rows of the first batch of a warm-up: so many per atom, and no fewer than this.
+# Rows of the first batch of a warm-up: per atom, and at least.
 WARM_UP_ROWS_PER_ATOM = 4
 WARM_UP_ROWS = 8192
 
 
 def warm_up_rows(n_atoms: int) -> int:
-    """Rows of the first batch of a fit that warms up: few, but enough to move every atom.
+    """Return the rows of the first batch of a warm-up: few, but enough to move every atom.
 
     >>> warm_up_rows(1024), warm_up_rows(4096)
     (8192, 16384)
@@ -186,7 +186,7 @@ def warm_up_rows(n_atoms: int) -> int:
 def plan_stream(
     n_samples: int, batch_size: int, validation: int, seed: int, first_rows: int | None = None
 ) -> RowStream:
-    """Stream of a fit; `validation` is cut to a tenth of the rows, so that small data can still train.
+    """Plan the stream of a fit; `validation` is at most a tenth of the rows, so that small data can still train.
 
     >>> plan_stream(1000, 65536, 8192, 0).n_validation
     100
@@ -196,7 +196,7 @@ def plan_stream(
 
 
 def runs(rows: np.ndarray) -> list[tuple[int, int]]:
-    """Contiguous runs of rows as (start, stop).
+    """Split rows into contiguous runs (start, stop).
 
     >>> runs(np.array([4, 5, 6, 1, 2, 9]))
     [(4, 7), (1, 3), (9, 10)]
@@ -213,5 +213,5 @@ def runs(rows: np.ndarray) -> list[tuple[int, int]]:
 
 
 def initial_rows(n_train: int, n_atoms: int) -> np.ndarray:
-    """Positions in the stream of the rows that start a dictionary from data: spread over the first batch."""
+    """Return the positions in the stream of the rows for ``init="data"``, spread over the first batch."""
     return np.linspace(0, n_train - 1, n_atoms).astype(np.int64)

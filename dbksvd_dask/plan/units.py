@@ -106,8 +106,8 @@ def spread(n_chunks: int, threads: Sequence[int]) -> list[int]:
 
 
 # ---------------------------------------------------------------------------------------------- units of a job
-# A code chunk of fewer rows than this costs more in files than in bytes; a task of more rows gives an hour's
-# work to the machine that is killed.
+# A code chunk of fewer rows costs more in files than in bytes; with more rows per task, a killed machine loses an
+# hour of work.
 MIN_CHUNK_ROWS = 4096
 MAX_CHUNK_ROWS = 1 << 17
 # Sums are kept per unit until the job ends. Eight chunks share one file of them when there are chunks enough:

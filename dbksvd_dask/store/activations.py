@@ -54,6 +54,13 @@ def open_activations(path: PathLike) -> xr.Dataset:
     xarray.Dataset
         `activations` (sample, feature), float16, float32 or float64 as stored, float32 for bfloat16; the
         aligned arrays as coordinates along `sample`; the attributes of the store.
+
+    Examples
+    --------
+    >>> from dbksvd_dask import import_activations, open_activations
+    >>> _ = import_activations("activations.npy", "store.zarr")
+    >>> open_activations("store.zarr")["activations"].shape
+    (300, 8)
     """
     reader = open_rows(path)
     node = paths.open_zarr(path)

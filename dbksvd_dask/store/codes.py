@@ -70,6 +70,15 @@ def open_statistics(path: PathLike) -> xr.Dataset:
     -------
     xarray.Dataset
         See the docstring of this module; the attributes of the store, and `l1_sum`.
+
+    Examples
+    --------
+    >>> from dbksvd_dask import DBKSVD, encode_store, import_activations, open_statistics
+    >>> _ = import_activations("activations.npy", "store.zarr")
+    >>> _ = DBKSVD(n_atoms=12, k=2, n_iter=2, checkpoint="run").fit("store.zarr")
+    >>> _ = encode_store("store.zarr", "run", "codes.zarr", n_top=5)
+    >>> open_statistics("codes.zarr")["top_sample"].shape
+    (12, 5)
     """
     text, attributes = checked_codes(path)
     place = paths.join(text, STATISTICS)

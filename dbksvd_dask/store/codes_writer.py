@@ -19,10 +19,11 @@ from dbksvd_dask.evaluate.sums import CodeSums
 from dbksvd_dask.kernels.moments import merge_moments
 from dbksvd_dask.plan.units import unit_chunks
 from dbksvd_dask.store import atomic, paths
+from dbksvd_dask.store.arrays import ArraySpec, put_array
 from dbksvd_dask.store.checksums import CHECKSUMS
 from dbksvd_dask.store.codes import CODES_FORMAT, CODES_VERSION, STATISTIC_DIMS, STATISTICS, statistics_checksums
 from dbksvd_dask.store.dictionary import ATTRIBUTES_CRC, attributes_checksum
-from dbksvd_dask.store.partial import BEGIN_AGAIN, ArraySpec, Partial, begun_plan, content_id, put_array
+from dbksvd_dask.store.partial import BEGIN_AGAIN, Partial, begun_plan, content_id
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,18 @@ ATTRIBUTES_CRC = "attributes_crc32"
 
 
 def save_dictionary(path: PathLike, dictionary: Dictionary, *, overwrite: bool = False) -> str:
-    """Write a dictionary aside, then rename it to `path`."""
+    """Write a dictionary aside, then rename it to `path`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dbksvd_dask import Dictionary, open_dictionary, save_dictionary
+    >>> rows = np.load("activations.npy")[:4]
+    >>> atoms = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    >>> _ = save_dictionary("atoms.zarr", Dictionary(atoms, None, {"n_atoms": 4, "k": 2}))
+    >>> open_dictionary("atoms.zarr").n_atoms
+    4
+    """
     target = local_folder(path, "a dictionary")
     if os.path.exists(target) and not overwrite:
         raise StoreError(f"{target} already exists; choose another path, or replace it with overwrite=True")

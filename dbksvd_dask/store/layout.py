@@ -15,9 +15,9 @@ import dbksvd_dask
 from dbksvd_dask._safe_text import redacted_values
 from dbksvd_dask.errors import InputError, MismatchError, StoreError, brief
 from dbksvd_dask.store import atomic, paths
+from dbksvd_dask.store.arrays import ArraySpec
 from dbksvd_dask.store.checksums import CHECKSUMS
 from dbksvd_dask.store.dtypes import BFLOAT16, dtype_name, stored_dtype
-from dbksvd_dask.store.partial import ArraySpec
 from dbksvd_dask.store.reader import ACTIVATIONS_FORMAT, ACTIVATIONS_VERSION
 
 ROWS = "activations"

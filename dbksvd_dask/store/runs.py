@@ -14,6 +14,7 @@ from typing import Any
 from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.errors import InputError, StoreError
 from dbksvd_dask.store import paths
+from dbksvd_dask.store.atomic import REPLACED_SUFFIX
 from dbksvd_dask.store.dictionary import (
     is_zarr,
     local_folder,
@@ -25,6 +26,8 @@ from dbksvd_dask.store.paths import PathLike
 KEEP = 2  # checkpoints of a run that are kept: the newest and the one before
 
 _CHECKPOINT = re.compile(r"checkpoint-(\d{6,})\.zarr")
+# what a fit that was killed while it deleted or replaced a checkpoint leaves
+_REPLACED = re.compile(rf"{_CHECKPOINT.pattern}(\.\d+-\d+)?{re.escape(REPLACED_SUFFIX)}")
 
 
 def open_dictionary(path: PathLike) -> Dictionary:
@@ -33,6 +36,14 @@ def open_dictionary(path: PathLike) -> Dictionary:
     Parameters
     ----------
     path : folder written by `save_dictionary`, or the folder of a fit
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dbksvd_dask import DBKSVD, open_dictionary
+    >>> _ = DBKSVD(n_atoms=12, k=2, n_iter=2, checkpoint="run").fit(np.load("activations.npy"))
+    >>> open_dictionary("run").atoms.shape
+    (12, 8)
     """
     where = local_folder(path, "a dictionary or a run")
     if not os.path.exists(where):
@@ -143,7 +154,7 @@ def readable_checkpoint(run: PathLike) -> tuple[str, Dictionary, list[StoreError
 def remove_checkpoints(run: PathLike) -> None:
     """Delete the fit in a folder; rename each checkpoint first: a partly deleted one is never taken for one."""
     for path in checkpoints(run):
-        doomed = f"{path}.replaced"
+        doomed = path + REPLACED_SUFFIX
         shutil.rmtree(doomed, ignore_errors=True)
         try:
             os.rename(path, doomed)
@@ -177,6 +188,7 @@ def _checkpoint_name(iteration: int) -> str:
 
 
 def remove_old_checkpoints(run: PathLike) -> None:
-    """Remove all but the newest `KEEP` checkpoints."""
-    for old in checkpoints(run)[:-KEEP]:
+    """Remove all but the newest `KEEP` checkpoints, and what a killed fit left of deleted ones."""
+    left = [os.path.join(os.fspath(run), name) for name in paths.list_names(run) if _REPLACED.fullmatch(name)]
+    for old in [*checkpoints(run)[:-KEEP], *left]:
         shutil.rmtree(old, ignore_errors=True)

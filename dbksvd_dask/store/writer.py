@@ -263,6 +263,18 @@ def create_activations(
     Returns
     -------
     ActivationWriter
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dbksvd_dask import create_activations, open_activations
+    >>> rows = np.load("activations.npy")
+    >>> writer = create_activations("store.zarr", 300, 8, "float32", chunk_rows=100)
+    >>> for chunk in range(3):
+    ...     writer.write_chunk(chunk, rows[100 * chunk : 100 * (chunk + 1)])
+    >>> writer.finish()
+    >>> open_activations("store.zarr").sizes["sample"]
+    300
     """
     text = normalise(path)
     plan = make_plan(n_samples, n_features, dtype, chunk_rows, compressor, attributes, aligned, job)

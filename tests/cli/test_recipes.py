@@ -46,7 +46,7 @@ def test_resume_keeps_the_recipe_and_its_parameters(tmp_path, store):
     np.testing.assert_array_equal(open_dictionary(run).atoms, open_dictionary(whole).atoms)
     code, _, err = jobs.command("fit", store, run, "--resume", "--recipe", "reconstruct")
     assert code == 1
-    assert "was made with refit=False, this fit has refit=True" in err
+    assert "was made with --no-refit, this fit has --refit" in err
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -126,6 +126,13 @@ def test_residual_sums_replace_those_of_the_same_rows():
     assert np.isnan(moments.residual_moments(R).relative_error_sum)
 
 
+def test_norms_come_with_the_sums_to_the_last_bit():
+    Y, R = make(np.random.default_rng(8))
+    sums, norms = moments.moments_and_norms(Y, R)
+    np.testing.assert_array_equal(norms, moments.row_norms(Y))
+    assert sums.relative_error_sum == moments.moments(Y, R).relative_error_sum
+
+
 def test_residual_sums_merge():
     Y, R = make(np.random.default_rng(9))
     norms = moments.row_norms(Y)

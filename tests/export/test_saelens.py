@@ -218,7 +218,7 @@ def test_export_takes_the_place_of_one_before_it(signed, tmp_path):
         ({"atoms": np.full((4, 3), np.nan, np.float32)}, "atom 0 holds values that are not finite"),
         ({"atoms": np.ones((0, 3), np.float32)}, r"has shape \(0, 3\)"),
         ({"mean": np.zeros(9)}, r"the mean has shape \(9,\); it must be \(10,\)"),
-        ({"params": {}}, r"does not say how many nonzeros a sample has; give k=N"),
+        ({"params": {}}, "does not record how many nonzeros a sample has; give k=N$"),
         ({"params": {"k": 99}}, "k=99 exceeds n_atoms=24"),
     ],
 )

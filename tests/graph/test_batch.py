@@ -149,8 +149,9 @@ def test_error_never_rises_with_one_atom_per_round(patches):
 @pytest.mark.parametrize("rule", ["residual", "random", "keep"])
 def test_dead_atoms_follow_the_rule(rng, rule):
     Y = samples(rng, 60, 16)
+    Y[:, -1] = 0
     init = kernels.unit_rows(rng.standard_normal((40, 16)))
-    init[7] = -init[3]  # never chosen: atom 3 wins every tie by its index
+    init[7] = np.eye(16)[-1]  # never chosen: orthogonal to every sample
     model = DBKSVD(40, 2, n_iter=1, init=init, dead_atoms=rule, validation=0, center=False).fit(Y)
     assert model.history_["dead_atoms"].item() >= 1
     moved = not np.allclose(model.components_[7], init[7], atol=1e-6)
@@ -181,7 +182,7 @@ def test_a_rule_for_dead_atoms_is_one_class_and_one_entry(rng, monkeypatch):
     trainer = trainer_of(Y, chunk_size=30, k=1, n_rounds=1)
     state = trainer.start()
     D = state.atoms.copy()
-    D[[5, 9]] = np.eye(16)[-1]  # never chosen: all samples are orthogonal to it
+    D[[5, 9]] = np.eye(16)[-1]  # never chosen: orthogonal to every sample
     spec = trainer.policy.batch_spec(state)._replace(dead_atoms="smallest")
     result = batch.run_batch(batch.build_batch(trainer.source, np.arange(60), D, None, spec, 0))
     dead = np.flatnonzero(result.counts == 0)

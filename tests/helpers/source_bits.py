@@ -37,7 +37,7 @@ MODES = {
     "rtol": {"rtol": 0.5, "center": False},
     "groups": {"groups": "exponential", "encode": "staged"},
     "mean": {"sparsity": "mean", "init": "data"},
-    "prior": {"growth": 2.0, "nonneg": True, "sparsity": "mean", "frequency_prior": True, "n_iter": 34},
+    "prior": {"growth": 7.0, "nonneg": True, "sparsity": "mean", "frequency_prior": True, "n_iter": 18},
 }
 
 

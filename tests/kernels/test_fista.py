@@ -59,6 +59,7 @@ def test_the_end_of_a_path_is_as_good_as_the_lasso_of_scikit_learn(rng, make_dic
         assert end == pytest.approx(penalty) or nonneg  # max p may be smaller than max |p|: a path ends later
         best = objective(y, D, sklearn_lasso(y, D, end, nonneg), end)
         assert objective(y, D, x.astype(np.float64), end) <= best * (1 + 1e-3)
+        assert (x >= 0).all() or not nonneg
 
 
 @SIGNS

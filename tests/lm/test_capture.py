@@ -72,6 +72,18 @@ def test_rows_are_those_of_each_text_alone(tmp_path, family):
         np.testing.assert_allclose(found, np.concatenate(rows), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_hooks_of_a_block_add_up(tmp_path, family):
+    """The residual stream after a block is the one before it, and what attention and MLP add."""
+    capture(make_model(family), sentences(4), tmp_path / "out", ["resid:0", "attn:1", "mlp:1", "resid:1"])
+    rows = {
+        name: open_activations(tmp_path / "out" / f"{name}.zarr")["activations"].values
+        for name in ("resid-0", "attn-1", "mlp-1", "resid-1")
+    }
+    whole = rows["resid-0"] + rows["attn-1"] + rows["mlp-1"]
+    np.testing.assert_allclose(whole, rows["resid-1"], rtol=1e-4, atol=1e-4)
+
+
 def test_arrays_beside_the_rows_say_what_each_is(tmp_path, model):
     texts = Texts(["the cat sat on the mat.\nthe café", "", "a dog"], np.array([1, 0, 0], np.int32), ["no", "yes"])
     result = capture(model, texts, tmp_path / "out", ["resid:0"])

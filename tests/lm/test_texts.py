@@ -80,7 +80,7 @@ def test_json_lines_of_objects_and_of_strings(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "options", "message"),
     [
-        ("a.csv", "x,y\n1,2\n", {}, "has the columns x, y; say which holds the texts: column=NAME"),
+        ("a.csv", "x,y\n1,2\n", {}, "has the columns x, y; say which holds the texts: column='NAME'"),
         ("a.csv", "text,y\nhello,2\n", {"label": "topic"}, "has no column 'topic'; it has text, y"),
         ("a.csv", "text,y\nhello\n", {"label": "y"}, "row 0 has 1 columns"),
         ("a.csv", "", {}, "is empty"),

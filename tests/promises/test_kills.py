@@ -25,12 +25,6 @@ def test_kills_at_any_moment_give_the_same_bytes():
     assert all(kind["trials"] >= 1 for kind in kinds.values())
 
 
-@pytest.mark.cluster
-def test_kills_of_drivers_and_workers_give_the_same_bytes():
-    kinds = few_kills("--kills", 1, "--kinds", "workers")
-    assert kinds["workers"]["trials"] >= 1
-
-
 @pytest.mark.parametrize("damage", ["content", "leftover"])
 def test_the_campaign_notices_a_difference(tmp_path, damage):
     kind = campaign.Kind("import", tmp_path / "import", (), campaign.jobs.tree)

@@ -161,7 +161,7 @@ def wide_store(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("threads", "more"),
-    [(1, {}), (2, {"chunk_size": 8192}), (2, {"groups": "exponential"}), (2, {"n_rounds": 1, "lanczos_steps": 3})],
+    [(1, {}), (2, {"chunk_size": 8192, "groups": "exponential"})],
 )
 def test_real_peak_stays_below_the_plan(wide_store, threads, more, tmp_path, monkeypatch):
     if threads == 1:

@@ -337,13 +337,10 @@ def test_commands_name_a_read_only_place(made, read_only):
     hooked = ("--model-name", "gpt2-small", "--hook-name", "blocks.6.hook_resid_post")
     for args, named in (
         (("fit", made / "store.zarr", read_only / "run", *SMALL), "ro/run"),
-        (("fit", made / "store.zarr", read_only, *SMALL), "ro"),
         (("fit", made / "store.zarr", made / "unused", *SMALL, "--log", read_only / "log"), "the log"),
         (("import", made / "rows.npy", read_only / "s"), "ro/s"),
-        (("shuffle", made / "store.zarr", read_only / "s", "--seed", 0), "ro/s"),
         (("encode", made / "store.zarr", dictionary, read_only / "s"), "ro/s"),
         (("export", "saelens", dictionary, read_only / "sae", *hooked), "ro/sae"),
-        (("export", "hf", dictionary, read_only / "hf", "--repo-id", "me/atoms"), "ro/hf"),
     ):
         done = run_apart(*args)
         assert done.returncode == 1, done.stderr

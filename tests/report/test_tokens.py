@@ -38,9 +38,11 @@ def test_logits_reach_the_page(tmp_path, parts, as_file):
     assert arrays["negative_logit"][7].tolist() == [-9.0]
 
 
-def test_density_by_position_is_counted_token_by_token(tmp_path, parts):
+def test_density_by_position_is_counted_token_by_token(tmp_path, parts, monkeypatch):
     run, codes, columns = parts
-    head, arrays = page_data(write_report(run, codes, tmp_path / "r.html"))
+    monkeypatch.setattr("dbksvd_dask.codes.BLOCK_ROWS", 25)  # a block of codes does not begin with a text
+    in_memory = open_codes(codes).load()
+    head, arrays = page_data(write_report(run, in_memory, tmp_path / "r.html"))
     edges = head["position_edges"]
     assert edges == [0, 1, 2, 4]
     atom, value = (open_codes(codes)[name].values for name in ("atom", "coefficient"))

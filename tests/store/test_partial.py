@@ -18,10 +18,11 @@ from dbksvd_dask.jobs.shuffle import shuffle_activations
 from dbksvd_dask.plan import units
 from dbksvd_dask.store import atomic, paths
 from dbksvd_dask.store.activations import create_activations, open_rows
+from dbksvd_dask.store.arrays import ArraySpec, chunk_key
 from dbksvd_dask.store.checksums import CHECKSUMS, KINDS
 from dbksvd_dask.store.codes import open_statistics, verify_codes
 from dbksvd_dask.store.codes_writer import CodesWriter
-from dbksvd_dask.store.partial import ArraySpec, Partial, begun_plan, chunk_key, leftovers
+from dbksvd_dask.store.partial import Partial, begun_plan, leftovers
 from dbksvd_dask.store.verify import verify_store
 from tests.helpers import jobs
 from tests.helpers.stores import make_store, tree

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,7 @@ from dbksvd_dask import DBKSVD, open_dictionary
 from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.errors import StoreError
 from dbksvd_dask.store.dictionary import save_dictionary
-from dbksvd_dask.store.runs import checkpoints
+from dbksvd_dask.store.runs import checkpoints, remove_checkpoints, write_checkpoint
 from tests.helpers import jobs
 from tests.helpers.cli import run_apart
 
@@ -150,6 +152,28 @@ def test_force_on_a_folder_that_cannot_be_changed_names_it_and_leaves_the_fit(ru
 def test_what_to_do_with_a_fit_that_is_there_names_all_three_ways(run, store):
     err = refused("fit", store, run, *SMALL)
     assert "continue with --resume, choose another folder, or throw that fit away with --force" in err
+
+
+def test_what_a_killed_force_left_of_checkpoints_goes_with_the_next_checkpoint(tmp_path, monkeypatch):
+    made = Dictionary(np.eye(2, dtype=np.float32), None, {"n_atoms": 2, "k": 1})
+    for iteration in (1, 2):
+        write_checkpoint(tmp_path, dataclasses.replace(made, iteration=iteration))
+    real = shutil.rmtree
+
+    def killed(path, **options):
+        if os.path.exists(path):
+            raise KeyboardInterrupt
+        real(path, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            remove_checkpoints(tmp_path)
+    os.rename(checkpoints(tmp_path)[-1], tmp_path / "checkpoint-000002.zarr.17-0.replaced")  # by a killed publish
+    (tmp_path / "notes.replaced").mkdir()
+    assert len([p for p in tmp_path.iterdir() if p.name.endswith(".zarr.replaced")]) == 1
+    write_checkpoint(tmp_path, dataclasses.replace(made, iteration=7))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-000007.zarr", "notes.replaced"]
 
 
 # ---------------------------------------------------------------------------------------------- damage

@@ -140,7 +140,10 @@ class OpenAIClient:
         return vectors
 
     def _post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """Send a request, again after passing faults, and return the decoded answer."""
+        """Send a request, again after temporary failures, and return the decoded answer.
+
+        Not by tenacity, which would be one more dependency: here each wait follows the server's own Retry-After.
+        """
         url = f"{self._url}/{path}"
         wait = self._backoff
         for attempt in range(self._max_retries + 1):
