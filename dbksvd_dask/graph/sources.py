@@ -81,7 +81,7 @@ class BlockRows:
         self.picked, self.rows, self.chunk_ends = picked, rows, chunk_ends
 
     def load(self) -> np.ndarray:
-        """Put the rows, which come chunk by chunk, into their order."""
+        """Join the rows, picked chunk by chunk, in the order of `rows`."""
         order = np.argsort(np.searchsorted(self.chunk_ends, self.rows, side="right"), kind="stable")
         out, n = np.empty((self.rows.size, self.picked[0].shape[1]), self.picked[0].dtype), 0
         for part in self.picked:
@@ -216,7 +216,7 @@ class LazySource(Source):
 
 
 def _pick(line: list[np.ndarray], rows: np.ndarray) -> np.ndarray:
-    """Rows of the blocks that lie side by side in one row chunk of a Dask array."""
+    """Return some rows of one row chunk of a Dask array, from its blocks side by side."""
     return np.concatenate([np.asarray(block)[rows] for block in line], axis=1)
 
 
