@@ -35,7 +35,8 @@ def test_ctrl_c_leaves_the_checkpoint_and_says_where_it_is(tmp_path):
         run.kill()
     assert run.returncode == 130, errors
     told = [line for line in errors.strip().splitlines() if not line.startswith("fit: ")]  # those tell progress
-    (last,) = told
+    assert len(told) == 1, told
+    last = told[0]
     assert last.startswith("dbksvd: ")
     assert "checkpoint" in last
     assert "is intact; continue with --resume" in last
