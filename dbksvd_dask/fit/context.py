@@ -30,12 +30,13 @@ class Context:
     Parameters
     ----------
     source : the samples
-    params : checked parameters
+    params : checked parameters, also those that leave something to rules
     n_held : rows of the source to set aside for measurements
     callbacks : subscribers to progress events
 
     Attributes
     ----------
+    params : without anything left to rules
     stream : order in which the rows are read
     dtype : precision of the fit
     place : where batches run and in which chunks; see `place_batches`
@@ -44,10 +45,11 @@ class Context:
     def __init__(
         self, source: Source, params: FitParams, n_held: int, callbacks: Sequence[events.Callback]
     ) -> None:
-        self.source, self.params, self.callbacks = source, params, tuple(callbacks)
+        self.source, self.callbacks = source, tuple(callbacks)
         self.dtype = working_dtype(source.dtype)
         first = params.first_rows
         self.stream = stream.plan_stream(source.n_samples, params.batch_size, n_held, params.seed, first)
+        self.params = params.for_data(self.stream.rows_per_batch, source.n_features)
         if 0 < self.stream.n_validation < n_held:
             logger.info("validation cut from %d to %d rows, a tenth of the data", n_held, self.stream.n_validation)
         self.place = DevicePlan(CPU, params.chunk_size, 0)
