@@ -65,12 +65,14 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         Most nonzeros per sample.
     batch_size : int, default 65536
         Samples of one outer batch; never more than the data have.
-    n_iter : int, default 40
-        Outer batches; the data are reshuffled and reused when exhausted.
-    n_rounds : int, default 8
-        Rounds of one dictionary update; the atoms of a round are updated at the same time.
-    lanczos_steps : int, default 2
-        Dimension of the Krylov space in which a new atom is sought: passes over the residual per round.
+    n_iter : int or None, default None
+        Outer batches; the data are reshuffled and reused when exhausted. None for 40, or what `growth` takes.
+    n_rounds : int or None, default None
+        Rounds of one dictionary update; the atoms of a round are updated at the same time. None for 8, or twice k
+        (up to 64) where atoms have fewer samples in a batch than there are features.
+    lanczos_steps : int or None, default None
+        Dimension of the Krylov space in which a new atom is sought: passes over the residual per round. None for
+        2, or 1 where atoms have fewer samples in a batch than there are features.
     groups : tuple of int, "exponential" or None, default None
         Matryoshka groups: sizes that sum to n_atoms.
     encoder : {"mp", "omp", "fista"}, default "mp"
@@ -78,7 +80,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     nonneg : bool, default False
         Allow non-negative coefficients only.
     refit : bool, default False
-        Least squares on the support that the pursuit found.
+        Least squares on the support that the pursuit found; nothing to do for "omp", which is one.
     min_coefficient, rtol : float, default 0.0
         Stop a pursuit when the next coefficient is below `min_coefficient`, or when the residual norm falls to
         `rtol` times the sample's norm.
@@ -120,11 +122,12 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     encode : {"plain", "staged"}, default "plain"
         How samples are encoded when the dictionary is used: one pursuit over all atoms, or the groups (of `groups`
         or of `growth`) offered in order, each to what the ones before left over.
-    sparsity : {"max", "mean"}, default "max"
+    sparsity : {"max", "mean"} or None, default None
         What k is: the most nonzeros of any sample, or their mean over samples. The latter is reached by a
-        threshold on coefficients, the same for all samples, which is learned in training (`threshold_`).
+        threshold on coefficients, the same for all samples, which is learned in training (`threshold_`). None for
+        "mean" where `max_nonzeros` or `frequency_prior` is given, else "max".
     max_nonzeros : int or None, default None
-        With ``sparsity="mean"``, the most nonzeros of any sample; None for 3 k.
+        Where k is the mean, the most nonzeros of any sample; None for 3 k.
     growth : float or None, default None
         Grow the dictionary from 16 atoms to n_atoms by this factor at a time, with eight iterations after each
         step: finds more of the features that made the data. Atoms are then sorted by how often they are used,
@@ -133,7 +136,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         While growing, stop a pursuit below this multiple of the largest coefficient that chance would give: the
         residual's size per feature times ``sqrt(2 log n_atoms)``.
     frequency_prior : bool, default False
-        With `growth` and ``sparsity="mean"``: when samples are encoded, an atom that few samples use needs a
+        With `growth`, where k is the mean: when samples are encoded, an atom that few samples use needs a
         larger coefficient than one that many use, in proportion to ``sqrt(log(1 / share of samples))``. Spends
         the nonzeros where they are most likely right.
 
@@ -171,9 +174,9 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         k: int,
         *,
         batch_size: int = 65536,
-        n_iter: int = 40,
-        n_rounds: int = 8,
-        lanczos_steps: int = 2,
+        n_iter: int | None = None,
+        n_rounds: int | None = None,
+        lanczos_steps: int | None = None,
         groups: Any = None,
         encoder: str = "mp",
         nonneg: bool = False,
@@ -195,7 +198,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         warm_up: bool = True,
         output: str = "codes",
         encode: str = "plain",
-        sparsity: str = "max",
+        sparsity: str | None = None,
         max_nonzeros: int | None = None,
         growth: float | None = None,
         growth_threshold: float = 1.3,
@@ -282,8 +285,8 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             values["validation"] = 0
         return FitParams.checked(**values)
 
-    def _trainer(self, Y: Any, held: Any = None) -> Trainer:
-        params = self._params()
+    def _trainer(self, Y: Any, held: Any = None, params: FitParams | None = None) -> Trainer:
+        params = params or self._params()
         source = as_source(Y, params.chunk_size)
         init = None if _is_rule(self.init) else _first_atoms(self.init)
         validation = None
@@ -336,7 +339,8 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         state: Dictionary | None = getattr(self, "_fitted", None)
         if state is not None:
             _check_width(source, state.n_features, "Y")
-        trainer = self._trainer(source, held=0)
+            params = _as_before(params, state)
+        trainer = self._trainer(source, 0, params)
         if state is None:
             state = trainer.start()
         state = trainer.step(state, np.arange(source.n_samples, dtype=np.int64))
@@ -618,6 +622,16 @@ def _check_width(source: Source, n_features: int, what: str) -> None:
         raise InputError(
             f"{what} has {source.n_features} features, but DBKSVD is expecting {n_features} features as input"
         )
+
+
+def _as_before(params: FitParams, state: Dictionary) -> FitParams:
+    """Leave nothing to rules that has been decided: batches of other sizes must not change it."""
+    rounds, steps = (state.params.get(name) for name in ("n_rounds", "lanczos_steps"))
+    return replace(
+        params,
+        n_rounds=rounds if params.n_rounds is None else params.n_rounds,
+        lanczos_steps=steps if params.lanczos_steps is None else params.lanczos_steps,
+    )
 
 
 def _is_rule(init: Any) -> bool:

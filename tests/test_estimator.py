@@ -58,7 +58,7 @@ def test_signature_is_the_documented_one():
         *("device", "seed", "checkpoint", "callbacks"),
     ]
     defaults = {name: p.default for name, p in parameters.items() if p.default is not p.empty}
-    assert (defaults["batch_size"], defaults["n_iter"], defaults["n_rounds"]) == (65536, 40, 8)
+    assert (defaults["batch_size"], defaults["n_iter"], defaults["n_rounds"]) == (65536, None, None)
 
 
 def test_parameters_of_estimator_and_fit_agree():

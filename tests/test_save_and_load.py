@@ -56,6 +56,8 @@ def test_a_saved_estimator_encodes_as_before(Y, fitted, tmp_path, mode):
     assert model.score(Y) == again.score(Y)
     np.testing.assert_array_equal(*(one.inverse_transform(one.transform(Y)) for one in (model, again)))
     plain = {name: value for name, value in model.get_params().items() if name != "init"}
+    # what was left to rules has been decided
+    plain |= {name: model.to_dictionary().params[name] for name in ("n_rounds", "lanczos_steps", "sparsity")}
     assert plain | {"callbacks": ()} == {n: v for n, v in again.get_params().items() if n != "init"}
     for name in ("components_", "mean_", "n_iter_", "threshold_", "n_features_in_"):
         np.testing.assert_array_equal(getattr(model, name), getattr(again, name), err_msg=name)

@@ -33,12 +33,13 @@ class Context:
     Parameters
     ----------
     source : the samples
-    params : checked parameters
+    params : checked parameters, also those that leave something to rules
     n_held : rows of the source to set aside for measurements
     callbacks : called with each progress event
 
     Attributes
     ----------
+    params : without anything left to rules
     stream : the order in which rows are read
     dtype : precision of the fit
     place : where batches run, and their chunk size; see `place_batches`
@@ -47,11 +48,12 @@ class Context:
     def __init__(
         self, source: Source, params: FitParams, n_held: int, callbacks: Sequence[events.Callback]
     ) -> None:
-        self.source, self.params, self.callbacks = source, params, tuple(callbacks)
+        self.source, self.callbacks = source, tuple(callbacks)
         self.dtype = working_dtype(source.dtype)
         self._fit = uuid.uuid4().hex  # identifies this fit among those of the process
         first = params.first_rows
         self.stream = stream.plan_stream(source.n_samples, params.batch_size, n_held, params.seed, first)
+        self.params = params.for_data(self.stream.rows_per_batch, source.n_features)
         if 0 < self.stream.n_validation < n_held:
             logger.info("validation cut from %d to %d rows, a tenth of the data", n_held, self.stream.n_validation)
         self.place = DevicePlan(CPU, params.chunk_size, 0)

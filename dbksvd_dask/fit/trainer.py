@@ -52,7 +52,7 @@ class Trainer:
     ) -> None:
         n_held = 0 if validation is not None else params.validation
         self.context = Context(source, params, n_held, callbacks)
-        self.source, self.params = source, params
+        self.source, self.params = source, self.context.params
         self.stream, self.dtype = self.context.stream, self.context.dtype
         self.policy = policy_of(self.context)
         self.held_out = HeldOut.of(self.context, validation)

@@ -73,20 +73,24 @@ def stages(params: FitParams, n_atoms: int) -> tuple[tuple[int, int, int], ...]:
         return ()
     if params.growth is not None:
         return growth.frequency_stages(n_atoms, params.slots)
-    return tuple((group.start, group.stop, group.k) for group in training_groups(params, n_atoms))
+    return tuple((group.start, group.stop, group.k) for group in _groups(params, n_atoms, 1))
 
 
 def training_groups(params: FitParams, n_atoms: int) -> tuple[Group, ...]:
     """Return the groups that one iteration of a fit updates in order; a growing dictionary is one group."""
+    return _groups(params, n_atoms, params.n_rounds)
+
+
+def _groups(params: FitParams, n_atoms: int, n_rounds: int) -> tuple[Group, ...]:
     slots = min(params.training_slots, n_atoms)
-    groups = plan_groups(n_atoms, slots, params.groups, params.n_rounds)
+    groups = plan_groups(n_atoms, slots, params.groups, n_rounds)
     return tuple(group._replace(k=min(group.k, group.stop - group.start)) for group in groups)
 
 
 def training_spec(params: FitParams, threshold: float, n_atoms: int) -> EncodeSpec:
     """Return the encoder with which an iteration of a fit encodes its batch."""
     spec = encode_spec(params, threshold, n_atoms)
-    k = max(group.k for group in training_groups(params, n_atoms))
+    k = max(group.k for group in _groups(params, n_atoms, 1))
     # refits during growth lose true features; the finished dictionary may encode with them
     refit = spec.refit and params.growth is None
     return spec._replace(k=k, refit=refit, stages=())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from dbksvd_dask.errors import InputError
@@ -59,14 +59,17 @@ class FitParams:
 
     Two fits of the same store with equal parameters give the same dictionary bit for bit; a checkpoint is
     refused when any of these differs.
+
+    Where None is the default, a rule decides: `checked` fills in n_iter and sparsity, `for_data` n_rounds and
+    lanczos_steps. A fit and its checkpoints have numbers only.
     """
 
     n_atoms: int
     k: int
     batch_size: int = 65536
-    n_iter: int = 40
-    n_rounds: int = 8
-    lanczos_steps: int = 2
+    n_iter: int = None  # type: ignore[assignment]
+    n_rounds: int = None  # type: ignore[assignment]
+    lanczos_steps: int = None  # type: ignore[assignment]
     groups: tuple[int, ...] | None = None
     encoder: str = "mp"
     nonneg: bool = False
@@ -83,7 +86,7 @@ class FitParams:
     momentum: float = 0.6
     warm_up: bool = True
     encode: str = "plain"
-    sparsity: str = "max"
+    sparsity: str = None  # type: ignore[assignment]
     max_nonzeros: int | None = None
     growth: float | None = None
     growth_threshold: float = 1.3
@@ -119,8 +122,9 @@ class FitParams:
         n_atoms = check_integer("n_atoms", values["n_atoms"], 1)
         k = check_k(values["k"], n_atoms)
         out = dict(values, n_atoms=n_atoms, k=k)
+        _fill_in(out)
         for name, minimum in _INTEGERS.items():
-            if name in out:
+            if name in out and not (out[name] is None and name in _BY_RULE):
                 out[name] = check_integer(name, out[name], minimum)
         for name, choices in _CHOICES.items():
             if name in out:
@@ -136,10 +140,25 @@ class FitParams:
             if name in out:
                 out[name] = bool(out[name])
         out["groups"] = group_sizes(n_atoms, k, out.get("groups"))
-        _check_growth_factor(out)
+        if ENCODERS[out.get("encoder", "mp")].least_squares:
+            out["refit"] = False  # there is nothing to refit
         params = cls(**out)
         _check_combinations(params)
         return params
+
+    def for_data(self, batch_rows: int, n_features: int) -> FitParams:
+        """Return the parameters of a fit of given data, without anything left to rules.
+
+        Parameters
+        ----------
+        batch_rows : rows of a whole batch
+        """
+        rounds, steps = update_rule(self.n_atoms, self.k, batch_rows, n_features)
+        return replace(
+            self,
+            n_rounds=rounds if self.n_rounds is None else self.n_rounds,
+            lanczos_steps=steps if self.lanczos_steps is None else self.lanczos_steps,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for a checkpoint or a store's attributes."""
@@ -171,10 +190,51 @@ _CHOICES = {
     "sparsity": SPARSITIES,
 }
 
+# Those that may be None in checked parameters: they follow from the data.
+_BY_RULE = ("n_rounds", "lanczos_steps")
+
 # Slots per mean number of nonzeros when max_nonzeros is not given.
 SLOTS_PER_MEAN = 3
 # Slower growth would take more than a thousand iterations to 1000 atoms.
 SLOWEST_GROWTH = 1.01
+
+
+# Iterations of a fit, where growth does not take more.
+N_ITER = 40
+
+
+def _fill_in(values: dict[str, Any]) -> None:
+    """Decide what is left to rules and follows from other parameters."""
+    _check_growth_factor(values)
+    if values.get("n_iter") is None:
+        growth = values.get("growth")
+        grown = 0 if growth is None else growth_iterations(growth_sizes(values["n_atoms"], growth))
+        values["n_iter"] = max(N_ITER, grown)
+    if values.get("sparsity") is None:
+        mean = values.get("max_nonzeros") is not None or bool(values.get("frequency_prior"))
+        values["sparsity"] = "mean" if mean else "max"
+
+
+# Rounds and Lanczos steps of an update with many samples for every atom, and the most rounds of any: a graph has
+# tasks in proportion to them.
+ROUNDS, LANCZOS_STEPS, MOST_ROUNDS = 8, 2, 64
+
+
+def update_rule(n_atoms: int, k: int, batch_rows: int, n_features: int) -> tuple[int, int]:
+    """Rounds and Lanczos steps of a fit that gives none.
+
+    Where an atom has fewer samples in a batch than there are features, atoms of one sample that are fitted at once
+    to the same residual do not converge, and a singular vector of a few dozen samples fits their noise: twice k
+    rounds then, and one step. Otherwise 8 rounds and 2 steps, which are faster and as good.
+
+    >>> update_rule(4096, 20, 65536, 2304), update_rule(2048, 16, 65536, 384)
+    ((40, 1), (8, 2))
+    >>> update_rule(4096, 80, 16384, 2304), update_rule(64, 2, 100, 16)
+    ((64, 1), (8, 1))
+    """
+    if batch_rows * k >= n_atoms * n_features:
+        return ROUNDS, LANCZOS_STEPS
+    return min(MOST_ROUNDS, max(ROUNDS, 2 * k)), 1
 
 
 def _check_growth_factor(values: dict[str, Any]) -> None:
@@ -207,8 +267,6 @@ def _check_encoder(params: FitParams) -> None:
             f"encoder={params.encoder!r} gives coefficients of both signs and cannot honour nonneg=True; "
             f"use {able('nonneg')} with nonneg=True (refit=True keeps them non-negative too)"
         )
-    if params.refit and encoder.least_squares:
-        raise InputError(f"encoder={params.encoder!r} is a least-squares fit already; use refit=False with it")
 
 
 def _check_sparsity(params: FitParams) -> None:

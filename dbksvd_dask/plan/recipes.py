@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.plan.groups import group_budgets
-from dbksvd_dask.plan.growth import growth_iterations, growth_sizes
 
 # Atoms of the first group of a dictionary for reading; with 1024 atoms and k=16 these are the groups of the table.
 FIRST_GROUP = 16
@@ -58,8 +57,6 @@ def _fits(sizes: list[int], k: int) -> bool:
     return len(sizes) <= k and all(a <= b for a, b in zip(group_budgets(k, len(sizes)), sizes, strict=True))
 
 
-_GROWTH = 1.5
-
 RECIPES = {
     "reconstruct": Recipe(
         purpose="least error for a given number of nonzeros",
@@ -69,13 +66,12 @@ RECIPES = {
         purpose="find the features that made the data, with codes that say when each was there",
         values={
             "nonneg": True,
-            "growth": _GROWTH,
+            "growth": 1.5,
             "sparsity": "mean",
             "frequency_prior": True,
             "refit": True,
             "init": "uniform",
         },
-        sized=lambda n_atoms, k: {"n_iter": growth_iterations(growth_sizes(n_atoms, _GROWTH))},
     ),
     "read": Recipe(
         purpose="atoms to look at, to label and to probe with: general ones first",

@@ -146,7 +146,8 @@ def test_partial_fit_learns_the_threshold(rng):
     ("params", "text"),
     [
         ({"sparsity": "median"}, r"sparsity='median' is not known; use one of 'max', 'mean'"),
-        ({"max_nonzeros": 8}, r"max_nonzeros=8 is for sparsity='mean'"),
+        ({"sparsity": "max", "max_nonzeros": 8}, r"max_nonzeros=8 is for sparsity='mean'"),
+        ({"max_nonzeros": 3}, r"max_nonzeros=3 must lie between k=5"),
         ({"sparsity": "mean", "max_nonzeros": 3}, r"max_nonzeros=3 must lie between k=5"),
         ({"sparsity": "mean", "max_nonzeros": 49}, r"max_nonzeros=49 must lie between .* n_atoms=48"),
         ({"sparsity": "mean", "max_nonzeros": 6.5}, r"max_nonzeros=6.5 is not a whole number"),

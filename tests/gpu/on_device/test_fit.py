@@ -133,7 +133,7 @@ def test_nan_on_the_device_is_named(space, planned, samples):
 
 
 def test_products_and_residuals_never_travel_to_the_host(space, planned, samples):
-    """In a resident fit only codes, sums, norms and atoms leave the device."""
+    """In a resident fit only sums, norms, atoms and, for the signs of atoms, codes leave the device."""
     if not hasattr(space, "to_host_bytes"):
         pytest.skip("counted by the simulated device only")
     planned(PLANS["resident"], 30)
@@ -144,8 +144,7 @@ def test_products_and_residuals_never_travel_to_the_host(space, planned, samples
     DBKSVD(9, 2, device="gpu", **spec).fit(wide)
     residual, products, atoms = n * d * 4, n * 9 * 4, 9 * d * 4
     sums = 3 * (2 * d + n) * 8 + n * 8  # of samples and two residuals, and the norms that are looked at for NaN
-    counts, largest_coefficient = 10 * 4, 4
-    codes = n * 2 * (4 + 4)  # for the signs of atoms
+    counts, largest_coefficient, codes = 10 * 4, 4, n * 2 * 8
     assert space.to_host_bytes == atoms + sums + counts + largest_coefficient + codes
     assert space.to_host_bytes < residual + products
 
