@@ -160,7 +160,6 @@ def test_transform_encode_and_jobs_give_the_same_codes(tmp_path, rng, make_dicti
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"refit": True}, "encoder='fista' is a least-squares fit already; use refit=False"),
         ({"groups": (8, 12), "encode": "staged"}, "use encoder='mp', not 'fista'"),
         ({"growth": 1.5, "n_iter": 100}, "needs encoder='mp'"),
     ],
