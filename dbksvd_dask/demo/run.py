@@ -194,6 +194,7 @@ def _fit(store: str, run: str, settings: DemoSettings, callbacks: Sequence[event
     return DBKSVD(
         settings.n_atoms,
         settings.k,
+        init="uniform",  # many patches of a sky are alike: atoms that start as samples end as near-duplicates
         batch_size=settings.batch_size,
         n_iter=settings.n_iter,
         seed=settings.seed,
