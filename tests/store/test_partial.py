@@ -12,6 +12,7 @@ import fsspec
 import numpy as np
 import pytest
 
+from dbksvd_dask.codes import open_codes
 from dbksvd_dask.errors import JobError, StoreError
 from dbksvd_dask.jobs.encode import encode_store
 from dbksvd_dask.jobs.shuffle import shuffle_activations
@@ -272,9 +273,12 @@ def test_an_unfinished_encode_of_version_2_resumes(earlier):
     result = encode_again(earlier, "encode.zarr")
     assert (result.samples_kept, result.samples_written) == (24, 16)
     assert encode_again(earlier, "new.zarr").samples_written == 40
-    resumed, new = tree(earlier / "encode.zarr"), tree(earlier / "new.zarr")
-    assert resumed.pop("zarr.json") != new.pop("zarr.json")  # which knows by what path the dictionary was given
-    assert resumed == new
+    assert verify_codes(earlier / "encode.zarr") == 3
+    resumed, new = (open_codes(earlier / name) for name in ("encode.zarr", "new.zarr"))
+    np.testing.assert_array_equal(resumed["atom"], new["atom"])
+    # another processor than the one on which it began rounds differently
+    np.testing.assert_allclose(resumed["coefficient"], new["coefficient"], rtol=1e-5)
+    assert tree(earlier / "encode.zarr").keys() == tree(earlier / "new.zarr").keys()
 
 
 def test_a_damaged_unit_of_version_2_is_written_anew(earlier):
