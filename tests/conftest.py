@@ -13,7 +13,14 @@ settings.register_profile("unhurried", deadline=None, suppress_health_check=[Hea
 settings.load_profile("unhurried")
 
 # Whoever uses one of these fixtures is marked by it.
-MARKS = {"s3": "network", "stub": "network", "driver": "browser", "bert": "interop"}
+MARKS = {
+    "s3": "network",
+    "stub": "network",
+    "guarded": "network",
+    "site": "slow",
+    "driver": "browser",
+    "bert": "interop",
+}
 
 
 def pytest_collection_modifyitems(items):

@@ -130,6 +130,7 @@ def test_a_stored_dictionary_encodes_as_its_estimator_does(rng, tmp_path):
     assert (encode(Y, stored, 2)["atom"] >= 0).sum("slot").max() == 2  # neither threshold nor weights
 
 
+@pytest.mark.slow
 def test_the_estimator_of_a_prior_reports_on_its_own_codes(rng, tmp_path):
     Y = samples(rng)
     zarr.create_array(str(tmp_path / "y.zarr"), shape=Y.shape, dtype="f4", chunks=(500, 24))[...] = Y

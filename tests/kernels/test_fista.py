@@ -133,6 +133,7 @@ def test_a_mean_number_of_nonzeros_is_met_by_the_penalty(rng, make_dictionary):
     assert counts.std() > 0.3, "k is a mean, not the number of every sample"
 
 
+@pytest.mark.slow
 def test_training_with_it_finds_the_atoms_of_sums_of_many(rng):
     true = unit_rows(rng.standard_normal((60, 16)))
     Y, _ = planted(rng, true, 3000, 4)

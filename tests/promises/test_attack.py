@@ -18,6 +18,7 @@ from tests.attack.worker import Attack, outcome
 SEED, CASES = 14, 40
 
 
+@pytest.mark.slow
 def test_every_case_ends_in_the_reference_or_in_one_line_of_ours(tmp_path):
     summary = Summary()
     for answer in run(tmp_path, SEED, range(CASES)):

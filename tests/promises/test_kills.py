@@ -18,6 +18,7 @@ def few_kills(*args):
     return json.loads(done.stdout)["kinds"]
 
 
+@pytest.mark.slow
 def test_kills_at_any_moment_give_the_same_bytes():
     """Whenever the kills come: how often a job was hit before it ended is not judged, only what it gave."""
     kinds = few_kills("--kills", 8, "--kinds", "import,shuffle,encode,fit")

@@ -332,6 +332,7 @@ def test_a_finished_fit_in_a_read_only_folder_can_be_resumed(made, tmp_path, mon
     np.testing.assert_array_equal(again.components_, first.components_)
 
 
+@pytest.mark.slow
 def test_commands_name_a_read_only_place(made, read_only):
     dictionary = made / "dictionary.zarr"
     hooked = ("--model-name", "gpt2-small", "--hook-name", "blocks.6.hook_resid_post")

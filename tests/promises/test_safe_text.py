@@ -109,6 +109,12 @@ class _Guarded(http.server.SimpleHTTPRequestHandler):
         pass
 
 
+class _PatientServer(http.server.ThreadingHTTPServer):
+    """Accepts all the connections of a read at once: those beyond the queue would be tried again after seconds."""
+
+    request_queue_size = 256
+
+
 @pytest.fixture
 def guarded(tmp_path):
     """URL, password and all, of an activation store behind HTTP."""
@@ -116,7 +122,7 @@ def guarded(tmp_path):
     rng = np.random.default_rng(0)
     make_store(tmp_path / "served" / "s.zarr", rng.standard_normal((400, 6)).astype(np.float32), 100)
     handler = functools.partial(_Guarded, directory=str(tmp_path / "served"))
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server = _PatientServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://me:{PASSWORD}@127.0.0.1:{server.server_address[1]}/s.zarr"
     server.shutdown()

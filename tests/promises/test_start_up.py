@@ -68,6 +68,7 @@ print(open_codes("codes.zarr").sizes["sample"])
 """
 
 
+@pytest.mark.slow
 def test_jobs_and_fits_need_no_package_of_the_edges(tmp_path):
     code = f"import os; os.chdir({str(tmp_path)!r})" + WITHOUT_EDGES
     assert run(code).split() == ["60"]
@@ -169,6 +170,7 @@ for what in ("cache_hits", "cache_misses"):
 """
 
 
+@pytest.mark.slow
 def test_where_nothing_can_be_written_kernels_are_kept_in_a_private_temporary_folder(read_only):
     (first, told), (second, _) = (run_read_only(["-c", FEW], read_only) for _ in range(2))
     expected = run(FEW).split()[0]
@@ -180,6 +182,7 @@ def test_where_nothing_can_be_written_kernels_are_kept_in_a_private_temporary_fo
     assert folder.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.slow
 def test_a_temporary_folder_that_others_can_write_is_not_taken_and_the_bits_are_the_same(read_only):
     folder = Path(read_only["TMPDIR"], f"dbksvd-numba-{os.getuid()}")
     folder.mkdir()
