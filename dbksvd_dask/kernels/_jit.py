@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import config, njit, types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 # `reassoc` and `contract` let LLVM vectorise sums and use fused multiply-adds. NaN and infinity keep their
@@ -124,7 +123,8 @@ def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
         address = builder.bitcast(builder.gep(data, [args[1]]), ir.IntType(8).as_pointer())
         int32 = ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [address.type, int32, int32, int32])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        name = "llvm.prefetch.p0"
+        function = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
         # for reading, into the second-level cache (locality 2), data
         builder.call(function, [address, int32(0), int32(2), int32(1)])
         return context.get_dummy_value()
