@@ -180,11 +180,12 @@ def imported_modules(path):
 
 def is_private(name):
     library, *rest = name.split(".")
-    return library in ("zarr", "fsspec", "numba") and (rest[:1] == ["core"] or any(part.startswith("_") for part in rest))
+    private = rest[:1] == ["core"] or any(part.startswith("_") for part in rest)
+    return library in ("zarr", "fsspec", "numba") and private
 
 
 def test_zarr_fsspec_and_numba_are_used_by_their_public_names_only():
-    """What `zarr.core` and `numba.core` hold moves between releases; `graph/_compat.py` has what Dask keeps private."""
+    """What `zarr.core` and `numba.core` hold moves between releases."""
     files = sorted(Path(dbksvd_dask.__file__).parent.rglob("*.py"))
     found = {(file.name, name) for file in files for name in imported_modules(file) if is_private(name)}
     # `fsspec.core.url_to_fs` is documented API under that very name
