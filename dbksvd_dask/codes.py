@@ -7,15 +7,15 @@ and `slot`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dask
-import dask.array as da
 import numpy as np
 import scipy.sparse as sp
 import xarray as xr
 from numpy.typing import NDArray
 
+from dbksvd_dask._late import is_instance, late
 from dbksvd_dask._words import facts_html
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.evaluate._check import check_atoms, require_integers
@@ -23,6 +23,11 @@ from dbksvd_dask.evaluate.codes import CodeMoments, CodeSummary, code_summary, s
 from dbksvd_dask.store.activations import RowsAsArray
 from dbksvd_dask.store.codes import CheckedAtoms, checked_codes, codes_readers
 from dbksvd_dask.store.paths import PathLike
+
+if TYPE_CHECKING:
+    import dask.array as da
+else:
+    da = late("dask.array")
 
 
 def make_codes(atom: Any, coefficient: Any, attributes: dict[str, Any], sample: Any = None) -> xr.Dataset:
@@ -113,7 +118,7 @@ def decode(codes: xr.Dataset, D: np.ndarray, mean: np.ndarray | None = None) -> 
            [0., 2.]], dtype=float32)
     """
     atom, coefficient = _pair(codes)
-    if isinstance(atom, da.Array):
+    if is_instance(atom, "dask.array", "Array"):
         rows = atom.rechunk({1: -1}), coefficient.rechunk({1: -1})
         return da.map_blocks(
             _decode_lazily, *rows, D=D, mean=mean, dtype=D.dtype, chunks=(rows[0].chunks[0], (D.shape[1],))
@@ -157,7 +162,7 @@ def label_codes(codes: xr.Dataset, Y: Any) -> xr.Dataset:
     codes : Dataset of `atom` and `coefficient` over (`sample`, `slot`)
     Y : the samples they were made of, (n_samples, n_features); anything but a DataArray changes nothing
     """
-    if not isinstance(Y, xr.DataArray):
+    if not is_instance(Y, "xarray", "DataArray"):
         return codes
     # a coordinate with the name of a variable or dimension of codes would take its place
     coords = _coords_along(Y, 0, "sample").drop_vars(["atom", "coefficient", "slot"], errors="ignore")
@@ -186,7 +191,7 @@ def label_samples(Y: Any, codes: xr.Dataset, dictionary: xr.DataArray) -> Any:
 
 def feature_coords(Y: Any) -> Any:
     """Coordinates of the features of a labelled array, under the name `feature`; none for any other."""
-    if not isinstance(Y, xr.DataArray) or Y.ndim != 2:
+    if not is_instance(Y, "xarray", "DataArray") or Y.ndim != 2:
         return {}
     return _coords_along(Y, 1, "feature").drop_vars("atom", errors="ignore").coords
 

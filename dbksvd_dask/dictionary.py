@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import xarray as xr
 
 from dbksvd_dask._words import facts_html, history_html
 from dbksvd_dask.plan.encoder import AtomWeights, EncodeSpec, prior, stored_spec, stored_weights
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 History = dict[str, list[float]]
 

@@ -5,41 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import dask
 import numpy as np
-import scipy.sparse as sp
-import xarray as xr
-from sklearn.base import BaseEstimator, TransformerMixin, clone
-from sklearn.utils.metaestimators import available_if
-from sklearn.utils.validation import check_is_fitted
 
+from dbksvd_dask._late import is_instance, late, postponed
 from dbksvd_dask._words import parse_bytes
-from dbksvd_dask.codes import (
-    codes_to_csr,
-    decode,
-    decode_csr,
-    feature_coords,
-    label_codes,
-    label_samples,
-    make_codes,
-)
 from dbksvd_dask.dictionary import Dictionary, History, fit_html
 from dbksvd_dask.errors import InputError
-from dbksvd_dask.evaluate.metrics import variance_explained
 from dbksvd_dask.events import Callback
-from dbksvd_dask.fit import start
-from dbksvd_dask.fit.trainer import Trainer
-from dbksvd_dask.graph.encode import (
-    EncodePlan,
-    build_evaluation,
-    encode_lazily,
-    encode_now,
-    place_encoding,
-    plan_encoding,
-)
-from dbksvd_dask.graph.sources import Source, as_source
 from dbksvd_dask.plan import units
 from dbksvd_dask.plan.encoder import DECISIVE
 from dbksvd_dask.plan.memory import MemoryPlan
@@ -48,6 +22,23 @@ from dbksvd_dask.plan.recipes import find_recipe, recipe_params
 from dbksvd_dask.store.dictionary import save_dictionary
 from dbksvd_dask.store.paths import PathLike
 from dbksvd_dask.store.runs import as_dictionary, open_dictionary, run_folder
+
+# What computes (kernels, graphs, codes) is imported in the methods that use it, and loads with the first call.
+
+with postponed("scipy.stats", "pandas"):  # two thirds of the time that these imports take
+    import scipy.sparse as sp
+    from sklearn.base import BaseEstimator, TransformerMixin, clone
+    from sklearn.utils.metaestimators import available_if
+    from sklearn.utils.validation import check_is_fitted
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from dbksvd_dask.fit.trainer import Trainer
+    from dbksvd_dask.graph.encode import EncodePlan
+    from dbksvd_dask.graph.sources import Source
+else:
+    xr = late("xarray")
 
 _PARAMS = FitParams.__dataclass_fields__
 OUTPUTS = ("codes", "sparse")
@@ -286,12 +277,14 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return FitParams.checked(**values)
 
     def _trainer(self, Y: Any, held: Any = None, params: FitParams | None = None) -> Trainer:
+        from dbksvd_dask.fit.trainer import Trainer
+
         params = params or self._params()
-        source = as_source(Y, params.chunk_size)
+        source = _as_source(Y, params.chunk_size)
         init = None if _is_rule(self.init) else _first_atoms(self.init)
         validation = None
         if not _is_count(self.validation) and held is None:
-            validation = as_source(self.validation, params.chunk_size)
+            validation = _as_source(self.validation, params.chunk_size)
             _check_width(validation, source.n_features, "validation")
         limit = None if self.memory_limit is None else parse_bytes(self.memory_limit)
         return Trainer(source, params, init, validation, self.callbacks, limit, self._recipe)
@@ -318,6 +311,8 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def _fit(self, Y: Any, *, resume: bool = False, replace: bool = False) -> DBKSVD:
         """Learn a dictionary, in place of the fit in the folder `checkpoint` if that is asked for."""
+        from dbksvd_dask.codes import feature_coords
+
         folder = None if self.checkpoint is None else run_folder(self.checkpoint)
         trainer = self._trainer(Y)
         every = check_integer("checkpoint_every", self.checkpoint_every, 1)
@@ -332,10 +327,12 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         ----------
         Y : as in `fit`; one outer batch
         """
+        from dbksvd_dask.codes import feature_coords
+
         params = self._params()
         if params.growth is not None:
             raise InputError(f"growth={params.growth} is a schedule over a whole fit; use fit, or growth=None")
-        source = as_source(Y, params.chunk_size)
+        source = _as_source(Y, params.chunk_size)
         state: Dictionary | None = getattr(self, "_fitted", None)
         if state is not None:
             _check_width(source, state.n_features, "Y")
@@ -439,7 +436,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def _checked_source(self, Y: Any) -> Source:
         check_is_fitted(self, "components_")
-        source = as_source(Y, self.chunk_size)
+        source = _as_source(Y, self.chunk_size)
         _check_width(source, self.components_.shape[1], "Y")
         return source
 
@@ -456,6 +453,8 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         lazy input, with the coordinates of the samples of a labelled one. With ``output="sparse"``, a csr array of
         shape (n_samples, n_atoms).
         """
+        from dbksvd_dask.codes import codes_to_csr, label_codes
+
         source = self._checked_source(Y)
         codes = label_codes(_encode_source(source, self.components_, self._encode_plan()), Y)
         return codes_to_csr(codes) if self.output == "sparse" else codes
@@ -472,6 +471,8 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         ndarray (or Dask array for lazy codes) of shape (n_samples, n_features); a DataArray over (`sample`,
         `feature`) with their coordinates if the samples were labelled
         """
+        from dbksvd_dask.codes import decode, decode_csr, label_samples
+
         check_is_fitted(self, "components_")
         D, mean = self.components_, self._fitted.mean
         if sp.issparse(codes):
@@ -486,6 +487,11 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def score(self, Y: Any, y: Any = None) -> float:
         """Variance explained of the samples by their codes, mean over features."""
+        import dask
+
+        from dbksvd_dask.evaluate.metrics import variance_explained
+        from dbksvd_dask.graph.encode import build_evaluation
+
         source = self._checked_source(Y)
         rows = np.arange(source.n_samples, dtype=np.int64)
         size = units.part_rows(source.n_samples, self.chunk_size)
@@ -561,6 +567,8 @@ def encode(
     >>> codes["atom"].values.tolist(), codes["coefficient"].values.tolist()
     ([[0], [1]], [[3.0], [2.0]])
     """
+    from dbksvd_dask.codes import label_codes
+
     given = {
         "encoder": encoder,
         "nonneg": nonneg,
@@ -568,7 +576,7 @@ def encode(
         "min_coefficient": min_coefficient,
         "rtol": rtol,
     }
-    source = as_source(Y, chunk_size)
+    source = _as_source(Y, chunk_size)
     if isinstance(dictionary, Dictionary | str | os.PathLike | DBKSVD):
         _require_own(mean=mean, groups=groups)
         found = as_dictionary(dictionary)
@@ -589,6 +597,8 @@ def _require_own(**given: Any) -> None:
 
 def _of_atoms(atoms: Any, source: Source, mean: np.ndarray | None, given: dict[str, Any]) -> Dictionary:
     """Return a dictionary of given atoms in the precision of the samples, with what is given as its parameters."""
+    from dbksvd_dask.fit import start
+
     if given["k"] is None:
         raise InputError("k is missing: an array of atoms does not say how many nonzeros a sample has; give k")
     atoms = _plain(atoms)
@@ -604,17 +614,28 @@ def _placed_plan(
     dictionary: Dictionary, device: str, chunk_size: int, given: Mapping[str, Any] | None = None
 ) -> EncodePlan:
     """How a dictionary encodes blocks of at most `chunk_size` rows on a device."""
+    from dbksvd_dask.graph.encode import place_encoding, plan_encoding
+
     plan = plan_encoding(dictionary, given=given)
     return plan._replace(place=place_encoding(dictionary, plan.spec, device, chunk_size))
 
 
 def _encode_source(source: Source, D: np.ndarray, how: EncodePlan) -> xr.Dataset:
+    from dbksvd_dask.codes import make_codes
+    from dbksvd_dask.graph.encode import encode_lazily, encode_now
+
     attributes = {"n_atoms": int(D.shape[0]), "k": how.spec.k, "encoder": how.spec.encoder}
     if source.in_memory:
         size = units.part_rows(source.n_samples, source.chunk_size)
         atom, coefficient = encode_now(source, D, how, size)
         return make_codes(atom, coefficient, attributes)
     return make_codes(*encode_lazily(source, D, how, source.block_rows), attributes)
+
+
+def _as_source(Y: Any, chunk_size: int) -> Source:
+    from dbksvd_dask.graph.sources import as_source
+
+    return as_source(Y, chunk_size)
 
 
 def _check_width(source: Source, n_features: int, what: str) -> None:
@@ -658,7 +679,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _plain(array: Any) -> np.ndarray:
-    return np.asarray(array.data if isinstance(array, xr.DataArray) else array)
+    return np.asarray(array.data if is_instance(array, "xarray", "DataArray") else array)
 
 
 __all__ = ["DBKSVD", "encode", "history_dataset"]

@@ -7,10 +7,9 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import xarray as xr
 from safetensors.numpy import save_file
 
 import dbksvd_dask
@@ -24,6 +23,9 @@ from dbksvd_dask.export.foreign import HF_CONFIG, HF_WEIGHTS
 from dbksvd_dask.plan.encoder import EncodeSpec
 from dbksvd_dask.store.atomic import write_bytes, write_json
 from dbksvd_dask.store.paths import PathLike
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 log = logging.getLogger(__name__)
 

@@ -13,14 +13,14 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import xarray as xr
 from safetensors.numpy import save_file
 
 import dbksvd_dask
+from dbksvd_dask._late import late
 from dbksvd_dask.codes import code_blocks
 from dbksvd_dask.dictionary import Dictionary, dictionary_fingerprint
 from dbksvd_dask.errors import InputError, MismatchError
@@ -31,6 +31,11 @@ from dbksvd_dask.plan.params import check_choice
 from dbksvd_dask.store.atomic import write_json
 from dbksvd_dask.store.codes import codes_attributes, open_statistics, stored_code_moments
 from dbksvd_dask.store.paths import PathLike
+
+if TYPE_CHECKING:
+    import xarray as xr
+else:
+    xr = late("xarray")
 
 log = logging.getLogger(__name__)
 

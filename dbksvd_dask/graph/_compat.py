@@ -11,9 +11,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import dask
+import dask.threaded
 from dask.base import get_scheduler
 from dask.delayed import Delayed
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+
+from dbksvd_dask._late import is_instance
 
 try:
     from dask._task_spec import DataNode, List, Task, TaskRef
@@ -28,6 +31,7 @@ __all__ = [
     "List",
     "Task",
     "TaskRef",
+    "compute_graph",
     "delayed_of",
     "keys_of",
     "placed_delayed",
@@ -65,6 +69,16 @@ def subgraph(graph: Delayed, key: Any) -> Delayed:
 
 def scheduler_client() -> Any:
     """Return the client whose scheduler runs computations now; None where that is not a distributed one."""
+    if "distributed" not in sys.modules:  # without it no client can be current
+        return None
     client = getattr(get_scheduler(), "__self__", None)
-    distributed = sys.modules.get("distributed")  # without it no client can be current
-    return client if distributed is not None and isinstance(client, distributed.Client) else None
+    return client if is_instance(client, "distributed", "Client") else None
+
+
+def compute_graph(graph: Delayed) -> Any:
+    """Compute a graph on the current scheduler.
+
+    `dask.compute` loads distributed, only to learn that there is no client; where it is not loaded, there is none.
+    """
+    known = "distributed" in sys.modules or dask.config.get("scheduler", None)
+    return dask.compute(graph, scheduler=None if known else dask.threaded.get)[0]

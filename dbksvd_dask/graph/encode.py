@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import dask
-import dask.array as da
 import numpy as np
 from dask.delayed import Delayed
 
+from dbksvd_dask._late import late
 from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.gpu import device
 from dbksvd_dask.graph import backend
-from dbksvd_dask.graph._compat import Task
+from dbksvd_dask.graph._compat import Task, compute_graph
 from dbksvd_dask.graph.backend import functions
 from dbksvd_dask.graph.load import dictionaries_of, dictionary_and_gram, grams_of, prepare
 from dbksvd_dask.graph.run import chunk_homes
@@ -24,6 +23,11 @@ from dbksvd_dask.kernels.moments import Moments, merge_moments
 from dbksvd_dask.plan.device import CPU, Placement, Sizes
 from dbksvd_dask.plan.encoder import AtomWeights, EncodeSpec
 from dbksvd_dask.plan.units import split_rows
+
+if TYPE_CHECKING:
+    import dask.array as da
+else:
+    da = late("dask.array")
 
 
 def _first(pair: tuple[Any, Any]) -> Any:
@@ -128,7 +132,7 @@ def _encoding(
 def encode_now(source: Source, D: np.ndarray, how: EncodePlan, block_rows: int) -> tuple[np.ndarray, np.ndarray]:
     """Encode a whole source on the current scheduler; return atom (n, k) and coefficient (n, k)."""
     names, blocks, _ = _encoding(source, D, how, block_rows)
-    (codes,) = dask.compute(names.finish(names.call(_stack, "codes", (), blocks)))
+    codes = compute_graph(names.finish(names.call(_stack, "codes", (), blocks)))
     return codes
 
 

@@ -18,7 +18,7 @@ from dask.system import CPU_COUNT
 
 from dbksvd_dask._safe_text import printable, redacted
 from dbksvd_dask.errors import ClusterError, DBKSVDError, MixedArithmeticWarning, StoreError
-from dbksvd_dask.graph._compat import keys_of, scheduler_client, subgraph
+from dbksvd_dask.graph._compat import compute_graph, keys_of, scheduler_client, subgraph
 from dbksvd_dask.kernels.blas import arithmetic
 from dbksvd_dask.plan import units
 
@@ -48,7 +48,7 @@ def compute(graph: Delayed, prefix: str = "", on_task: Callable[[], None] | None
         if client is not None:
             return _on_client(client, graph, prefix, on_task)
         if on_task is None:
-            return dask.compute(graph)[0]
+            return compute_graph(graph)
         callback = on_task
 
         def posttask(key: Any, *_: Any) -> None:
@@ -56,7 +56,7 @@ def compute(graph: Delayed, prefix: str = "", on_task: Callable[[], None] | None
                 callback()
 
         with DaskCallback(posttask=posttask):
-            return dask.compute(graph)[0]
+            return compute_graph(graph)
 
 
 def _on_client(client: Any, graph: Delayed, prefix: str, on_task: Callable[[], None] | None) -> Any:

@@ -9,18 +9,21 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import dask.array as da
 import numpy as np
 import scipy.sparse
-import xarray as xr
 from dask.delayed import delayed
 
+from dbksvd_dask._late import is_instance
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.plan import stream, units
 from dbksvd_dask.store import atomic
 from dbksvd_dask.store.activations import RowReader, open_rows
+
+if TYPE_CHECKING:
+    import dask.array as da
+    import xarray as xr
 
 
 class Rows(Protocol):
@@ -262,17 +265,17 @@ def as_source(Y: Any, chunk_size: int) -> Source:
         return Y
     if isinstance(Y, str | os.PathLike):
         return StoreSource(open_rows(os.fspath(Y)), chunk_size)
-    if isinstance(Y, xr.Dataset):
+    if is_instance(Y, "xarray", "Dataset"):
         if "activations" not in Y:
             names = ", ".join(map(str, Y.data_vars)) or "none"
             raise InputError(
                 f"the Dataset has no variable `activations` (it has: {names}); pass ds['name'] instead"
             )
         Y = Y["activations"]
-    if isinstance(Y, xr.DataArray):
+    if is_instance(Y, "xarray", "DataArray"):
         _check_dims(Y)
         Y = Y.data
-    if isinstance(Y, da.Array):
+    if is_instance(Y, "dask.array", "Array"):
         check_matrix(Y.shape, Y.dtype)
         if any(np.isnan(size) for size in Y.shape):
             raise InputError("Y is a Dask array of unknown length; call Y.compute_chunk_sizes() first")

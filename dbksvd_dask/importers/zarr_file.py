@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-import zarr
+from typing import TYPE_CHECKING
 
+import numpy as np
+
+from dbksvd_dask._late import late
 from dbksvd_dask.errors import StoreError, brief
 from dbksvd_dask.importers.base import Array, ArrayInfo, Hints, SourceFile, numeric_name, readable
 from dbksvd_dask.importers.identity import fold, of_folder, of_remote
@@ -18,6 +20,11 @@ from dbksvd_dask.store.reader import (
     open_aligned,
     open_rows,
 )
+
+if TYPE_CHECKING:
+    import zarr
+else:
+    zarr = late("zarr")
 
 
 class ZarrFile(SourceFile):

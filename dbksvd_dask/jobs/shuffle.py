@@ -7,12 +7,12 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import zarr
 
+from dbksvd_dask._late import late
 from dbksvd_dask._safe_text import redacted
 from dbksvd_dask.errors import InputError, MismatchError, StoreError
 from dbksvd_dask.evaluate.mixing import BatchMeans, MixingSample, batch_rows, choose_columns
@@ -38,6 +38,11 @@ from dbksvd_dask.store.paths import PathLike
 from dbksvd_dask.store.picker import in_file_cache
 from dbksvd_dask.store.reader import aligned_names
 from dbksvd_dask.store.writer import JOB_ID, is_finished, job_id, require_free, require_room
+
+if TYPE_CHECKING:
+    import zarr
+else:
+    zarr = late("zarr")
 
 MAIN = "activations"
 

@@ -13,19 +13,24 @@ is in `reader`, writing in `writer`; this module opens a store as xarray and gat
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import dask.array as da
 import numpy as np
 import numpy.typing as npt
-import xarray as xr
-import zarr
 
+from dbksvd_dask._late import late
 from dbksvd_dask.store import paths
 from dbksvd_dask.store.layout import Aligned, default_chunk_rows
 from dbksvd_dask.store.paths import PathLike
 from dbksvd_dask.store.reader import RowReader, aligned_names, fingerprint, open_aligned, open_rows
 from dbksvd_dask.store.writer import ActivationWriter, create_activations, open_writer
+
+if TYPE_CHECKING:
+    import dask.array as da
+    import xarray as xr
+    import zarr
+else:
+    da, xr, zarr = late("dask.array"), late("xarray"), late("zarr")
 
 __all__ = [
     "ActivationWriter",

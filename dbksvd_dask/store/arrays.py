@@ -5,12 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import zarr
-from zarr.codecs import BloscCodec, ZstdCodec
+
+from dbksvd_dask._late import late
+
+if TYPE_CHECKING:
+    import zarr
+else:
+    zarr = late("zarr")
 
 
 def chunk_key(chunk: int, tail: Sequence[int]) -> str:
@@ -57,8 +62,10 @@ class ArraySpec:
         """Make the empty array."""
         codecs: dict[str | None, Any] = {
             None: None,
-            "zstd": ZstdCodec(level=1),
-            "blosc": BloscCodec(cname="lz4", shuffle="shuffle", typesize=np.dtype(self.dtype).itemsize),
+            "zstd": zarr.codecs.ZstdCodec(level=1),
+            "blosc": zarr.codecs.BloscCodec(
+                cname="lz4", shuffle="shuffle", typesize=np.dtype(self.dtype).itemsize
+            ),
         }
         group.create_array(
             self.name,

@@ -21,13 +21,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import xarray as xr
 
 import dbksvd_dask
+from dbksvd_dask._late import late
 from dbksvd_dask.errors import MismatchError, StoreError
 from dbksvd_dask.evaluate._check import describe_wrong_atom
 from dbksvd_dask.evaluate.codes import CodeMoments
@@ -38,6 +38,11 @@ from dbksvd_dask.store.dictionary import ATTRIBUTES_CRC, attributes_checksum
 from dbksvd_dask.store.paths import PathLike
 from dbksvd_dask.store.reader import RowReader, open_aligned
 from dbksvd_dask.store.verify import differing_chunks, read_checksums
+
+if TYPE_CHECKING:
+    import xarray as xr
+else:
+    xr = late("xarray")
 
 CODES_FORMAT = "dbksvd-codes"
 CODES_VERSION = 3  # 2: checksums of the attributes and of the statistics; 3: CRC-32C instead of CRC-32

@@ -12,12 +12,12 @@ import os
 import shutil
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import zarr
 
 import dbksvd_dask
+from dbksvd_dask._late import late
 from dbksvd_dask._safe_text import redacted, redacted_values
 from dbksvd_dask._words import plain
 from dbksvd_dask.dictionary import Dictionary
@@ -26,6 +26,11 @@ from dbksvd_dask.store import paths
 from dbksvd_dask.store.atomic import aside, fsync_path, publish
 from dbksvd_dask.store.layout import require_replaceable
 from dbksvd_dask.store.paths import PathLike
+
+if TYPE_CHECKING:
+    import zarr
+else:
+    zarr = late("zarr")
 
 FORMAT = "dbksvd-dictionary"
 VERSION = 2  # 2: a checksum of the attributes

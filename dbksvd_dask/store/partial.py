@@ -24,12 +24,12 @@ import platform
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import zarr
 
+from dbksvd_dask._late import late
 from dbksvd_dask.errors import JobError, StoreError
 from dbksvd_dask.store import atomic, paths
 from dbksvd_dask.store._system import same_bytes
@@ -38,6 +38,11 @@ from dbksvd_dask.store.checksums import CHECKSUMS, KINDS, crc32c, file_crc, kind
 from dbksvd_dask.store.chunk_file import ReadBackError, Rows, Stream, Watch, write_chunk_file
 from dbksvd_dask.store.paths import PathLike
 from dbksvd_dask.store.reader import chunk_layout
+
+if TYPE_CHECKING:
+    import zarr
+else:
+    zarr = late("zarr")
 
 PARTS = ".parts"
 PLAN = "plan.json"

@@ -13,15 +13,18 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import zarr
-from fsspec.core import url_to_fs
-from zarr.storage import FsspecStore, LocalStore
 
+from dbksvd_dask._late import late
 from dbksvd_dask.errors import StoreError, brief
+
+if TYPE_CHECKING:
+    import zarr
+else:
+    zarr = late("zarr")
 
 PathLike = str | os.PathLike[str]
 
@@ -52,6 +55,8 @@ def join(path: PathLike, *names: str) -> str:
 
 def filesystem(path: PathLike) -> tuple[Any, str]:
     """Return the fsspec filesystem of a URL and the path inside it."""
+    from fsspec.core import url_to_fs  # slow to import, and not needed for local paths
+
     try:
         fs, inner = url_to_fs(normalise(path))  # type: ignore[no-untyped-call]
     except (ImportError, ValueError) as error:
@@ -121,19 +126,19 @@ def remove(path: PathLike) -> None:
         fs.invalidate_cache()
 
 
-def zarr_store(path: PathLike, *, read_only: bool) -> LocalStore | FsspecStore:
+def zarr_store(path: PathLike, *, read_only: bool) -> zarr.storage.LocalStore | zarr.storage.FsspecStore:
     """Return the Zarr store object of a path or URL."""
     if not is_remote(path):
-        return LocalStore(normalise(path), read_only=read_only)
+        return zarr.storage.LocalStore(normalise(path), read_only=read_only)
     fs, inner = filesystem(path)
     if not fs.async_impl:
         from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 
         wrapped = AsyncFileSystemWrapper(fs, asynchronous=True)  # type: ignore[no-untyped-call]
-        return FsspecStore(wrapped, path=inner, read_only=read_only)
+        return zarr.storage.FsspecStore(wrapped, path=inner, read_only=read_only)
     # Zarr drives the filesystem from its own event loop: it needs an instance not bound to fsspec's
     options = {**fs.storage_options, "asynchronous": True}
-    return FsspecStore(type(fs)(*fs.storage_args, **options), path=inner, read_only=read_only)
+    return zarr.storage.FsspecStore(type(fs)(*fs.storage_args, **options), path=inner, read_only=read_only)
 
 
 def open_zarr(path: PathLike, mode: Literal["r", "r+"] = "r") -> zarr.Group | zarr.Array[Any]:

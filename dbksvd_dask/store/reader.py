@@ -15,12 +15,12 @@ import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import zarr
 
+from dbksvd_dask._late import late
 from dbksvd_dask._safe_text import redacted
 from dbksvd_dask.errors import InputError, StoreError
 from dbksvd_dask.store import paths
@@ -28,6 +28,11 @@ from dbksvd_dask.store._system import read_at
 from dbksvd_dask.store.checksums import CHECKSUMS, bytes_of
 from dbksvd_dask.store.dtypes import BFLOAT16, delivered_dtype, stored_dtype, widen_bfloat16
 from dbksvd_dask.store.paths import PathLike
+
+if TYPE_CHECKING:
+    import zarr
+else:
+    zarr = late("zarr")
 
 ACTIVATIONS_FORMAT = "dbksvd-activations"
 ACTIVATIONS_VERSION = 1

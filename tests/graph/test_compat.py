@@ -84,6 +84,20 @@ def test_a_scheduler_that_is_no_client_is_none():
         assert _compat.scheduler_client() is None
 
 
+def test_a_graph_is_computed_by_the_scheduler_that_is_set():
+    asked = []
+
+    def scheduler(graph, keys, **options):
+        asked.append(keys)
+        return dask.get(graph, keys)
+
+    graph = dask.delayed(total)([1, 2], 5)
+    with dask.config.set(scheduler=scheduler):
+        assert _compat.compute_graph(graph) == 15
+    assert len(asked) == 1
+    assert _compat.compute_graph(graph) == 15
+
+
 @pytest.mark.cluster
 def test_the_client_whose_scheduler_is_current_is_found():
     distributed = pytest.importorskip("distributed")

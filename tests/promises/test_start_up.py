@@ -13,6 +13,7 @@ import pytest
 from numba.core.dispatcher import Dispatcher
 
 from dbksvd_dask import kernels
+from dbksvd_dask._late import postponed
 from dbksvd_dask.kernels.blas import single_blas_thread
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,11 +36,60 @@ def run_python(*arguments, **environment):
 
 
 def loaded_by(statement):
-    return set(json.loads(run(f"import json, sys; {statement}; print(json.dumps(sorted(sys.modules)))")))
+    return set(json.loads(run(f"{statement}\nimport json, sys; print(json.dumps(sorted(sys.modules)))")))
 
 
 def test_import_of_the_package_loads_nothing_heavy():
     assert loaded_by("import dbksvd_dask").isdisjoint({"numba", "dask", "xarray", "zarr", "sklearn", "numpy"})
+
+
+HEAVY = {"numba", "llvmlite", "dask", "distributed", "zarr", "xarray", "pandas", "scipy.stats", "fsspec"}
+EDGES = {"matplotlib", "PIL", "click", "rich", "torch", "cupy", "h5py", "pyarrow"}
+
+
+def test_import_of_the_estimator_loads_what_computes_later():
+    assert loaded_by("from dbksvd_dask import DBKSVD").isdisjoint(HEAVY | EDGES)
+
+
+FIRST_FIT = """import numpy as np
+from dbksvd_dask import DBKSVD
+DBKSVD(4, 2, n_iter=1).fit(np.eye(30, 6, dtype="f4"))"""
+
+
+@pytest.mark.slow
+def test_a_fit_of_an_array_loads_no_cluster_no_store_and_no_statistics():
+    assert loaded_by(FIRST_FIT).isdisjoint({"distributed", "zarr", "scipy.stats", "matplotlib", "click", "torch"})
+
+
+AS_BEFORE = """
+from dbksvd_dask import DBKSVD
+from sklearn.base import BaseEstimator, clone
+assert isinstance(clone(DBKSVD(4, 2)), BaseEstimator)
+import scipy.stats, pandas, scipy, sys
+from sklearn.utils import fixes
+assert type(sys.modules["scipy.stats"]).__name__ == type(pandas).__name__ == "module"
+assert scipy.stats is sys.modules["scipy.stats"] and fixes.scipy.stats is scipy.stats
+print(scipy.stats.norm.cdf(0.0), fixes.pd.Series([1, 2]).sum())
+"""
+
+
+def test_what_the_import_left_for_later_is_itself_when_it_is_used():
+    assert run(AS_BEFORE).split() == ["0.5", "3"]
+
+
+def test_what_is_loaded_already_is_not_postponed():
+    import fractions
+
+    with postponed("fractions"):
+        assert sys.modules["fractions"] is fractions
+
+
+def test_a_postponed_module_that_is_used_at_once_is_loaded_at_once(monkeypatch):
+    monkeypatch.delitem(sys.modules, "statistics", raising=False)
+    with postponed("statistics"):
+        from statistics import median
+    assert median([1, 5, 9]) == 5
+    assert type(sys.modules["statistics"]).__name__ == "module"
 
 
 def test_kernels_know_arrays_only():
