@@ -19,9 +19,12 @@ from dbksvd_dask.store.dictionary import FORMAT as DICTIONARY_FORMAT
 from dbksvd_dask.store.dictionary import is_zarr
 from dbksvd_dask.store.layout import StorePlan
 from dbksvd_dask.store.partial import PARTS
-from dbksvd_dask.store.reader import ACTIVATIONS_FORMAT, aligned_names, open_rows
+from dbksvd_dask.store.reader import ACTIVATIONS_FORMAT, LinkedReader, RowReader, aligned_names, open_rows
 from dbksvd_dask.store.runs import checkpoints, open_dictionary, verify_dictionary
 from dbksvd_dask.store.verify import verify_store
+
+# names of linked files that are shown
+LISTED_FILES = 20
 
 
 def describe_unfinished(path: str, verify: bool) -> dict[str, Any] | None:
@@ -73,7 +76,8 @@ def describe_activations(path: str, verify: bool) -> dict[str, Any] | None:
         "n_chunks": reader.n_chunks,
         "chunk_rows": reader.chunk_rows,
         "chunk_bytes": reader.chunk_rows * reader.n_features * reader.stored.itemsize,
-        "layout": "uncompressed, read directly" if reader.raw else "read through Zarr's codecs",
+        "layout": _layout(reader),
+        **_linked(reader),
         "aligned": {name: _aligned(node, name) for name in names},
         "mixing": attributes.get("mixing"),
         "provenance": attributes.get("provenance"),
@@ -83,6 +87,21 @@ def describe_activations(path: str, verify: bool) -> dict[str, Any] | None:
     if verify:
         fields["verified"] = _verify(path, own)
     return fields
+
+
+def _layout(reader: RowReader) -> str:
+    if isinstance(reader, LinkedReader):
+        return "linked: byte ranges of the files below, nothing copied"
+    return "uncompressed, read directly" if reader.raw else "read through Zarr's codecs"
+
+
+def _linked(reader: RowReader) -> dict[str, Any]:
+    """Name the files of a linked store; the first of them where there are many."""
+    if not isinstance(reader, LinkedReader):
+        return {}
+    files = [path for path, _, _ in reader.links.files]
+    known = "sizes, times and checksums" if reader.has_checksums else "sizes and times; no checksums"
+    return {"linked_files": files[:LISTED_FILES], "n_linked_files": len(files), "linked_by": known}
 
 
 def _aligned(node: Any, name: str) -> str:

@@ -10,6 +10,15 @@ import click
 from dbksvd_dask import _words
 from dbksvd_dask.cli import output
 
+# what to say of the rows by (link, verify)
+CHECKED = {
+    (False, None): ", read back and compared",
+    (False, True): ", read back and compared",
+    (True, None): ", nothing copied or read",
+    (True, False): ", nothing copied or read",
+    (True, True): ", nothing copied; checksums recorded",
+}
+
 
 @click.command("import")
 @click.argument("source", metavar="SRC", type=click.Path())
@@ -33,8 +42,13 @@ from dbksvd_dask.cli import output
 @click.option("--source-row", is_flag=True, help="Keep the number that each row had in the files.")
 @click.option("--chunk-rows", type=click.IntRange(1), help="Rows per chunk; default: 16 to 32 MiB.")
 @click.option("--compressor", type=click.Choice(["zstd", "blosc"]), help="Default: none, which reads fastest.")
+@click.option("--link", is_flag=True, help="Copy nothing: refer to the files, which have to stay as they are.")
+@click.option(
+    "--verify/--no-verify",
+    default=None,
+    help="Read every chunk back and compare it; default, except with --link, where it records checksums.",
+)
 @output.log_option
-@output.verify_option
 @output.force_option
 @output.plan_option
 @output.json_option
@@ -46,6 +60,10 @@ def command(source: str, path: str, as_json: bool, show_plan: bool, log: str | N
     of shape (sequence, token, feature) become rows. Many files go in natural order: shard_2 before shard_10. A raw
     file is described by FILE.json beside it (shape, dtype), or by --dtype and --n-features.
 
+    With --link the store holds byte ranges of the files instead of a copy. It takes a moment, and works where
+    rows are plain bytes (.npy, .safetensors, raw, uncompressed Zarr) and none is left out. A file that changes
+    later is refused by name.
+
     DST appears when it is complete. If the import is interrupted, the same command goes on where it stopped.
 
     \b
@@ -53,6 +71,7 @@ def command(source: str, path: str, as_json: bool, show_plan: bool, log: str | N
     dbksvd import 'shards/*.safetensors' store.zarr --array layer_12 --aligned token_ids
     dbksvd import cache/ store.zarr --drop-first-token --drop-outliers 10
     dbksvd import acts.bin store.zarr --dtype bfloat16 --n-features 2304
+    dbksvd import 'shards/*.safetensors' store.zarr --link
     """  # noqa: D301 - click needs the backspace character itself
     from dbksvd_dask.jobs.estimate import estimate_import
     from dbksvd_dask.jobs.import_ import import_activations
@@ -64,11 +83,9 @@ def command(source: str, path: str, as_json: bool, show_plan: bool, log: str | N
         result = import_activations(source, path, callbacks=callbacks, **options)
     text = (
         f"{result.path}: {result.n_samples} x {result.n_features} {result.dtype} "
-        f"({_words.format_bytes(result.nbytes)}) from {result.n_files} file(s) in "
-        f"{_words.format_seconds(result.seconds)}"
-    )
-    if options["verify"]:
-        text += ", read back and compared"
+        f"({_words.format_bytes(result.nbytes)}) {'linked to' if options['link'] else 'from'} {result.n_files} "
+        f"file(s) in {_words.format_seconds(result.seconds)}"
+    ) + CHECKED.get((options["link"], options["verify"]), "")
     if result.chunks_kept:
         text += f"; went on after {result.chunks_kept} of {result.chunks_kept + result.chunks_written} chunks"
     if any(result.dropped.values()):

@@ -14,7 +14,7 @@ import click
 # parameters that have another name as an option
 ALIASES = {"overwrite": "force"}
 # what a message says of a command other than the one that was typed
-COMMON = {"force": "--force", "resume": "--resume"}
+COMMON = {"force": "--force", "resume": "--resume", "link": "--link"}
 # several options for one parameter, and an option without one
 PHRASES = {
     "tls=TLSFiles(ca, cert, key)": "--tls-ca, --tls-cert, --tls-key",

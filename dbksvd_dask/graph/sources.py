@@ -72,9 +72,7 @@ class StoreRows:
 
     def where(self, index: int) -> str:
         """Describe a row by its index and the store's chunk in which it lies."""
-        row = int(self.rows[index])
-        chunk, inside = divmod(row, self.reader.chunk_rows)
-        return f"sample {row} (chunk {chunk}, row {inside} in it) of {self.reader.path}"
+        return self.reader.describe_row(int(self.rows[index]))
 
 
 class BlockRows:

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dbksvd_dask.errors import StoreError
-from dbksvd_dask.importers.spans import Span, fill_from
 from dbksvd_dask.store.dtypes import BFLOAT16, ROW_DTYPES
+from dbksvd_dask.store.spans import Span, fill_from
 
 Array = npt.NDArray[Any]
 # two bytes that NumPy cannot name: how it saves bfloat16
@@ -121,7 +121,7 @@ class SourceFile(ABC):
         out[...] = rows
         return out
 
-    def span(self, name: str, start: int, stop: int) -> Span | None:
+    def spans(self, name: str, start: int, stop: int) -> list[Span] | None:
         """Return where flattened rows [start, stop) are as plain bytes; None if they have to be decoded."""
         return None
 
@@ -163,11 +163,11 @@ class Region:
         out[...] = target
         return out
 
-    def span(self, start: int, stop: int) -> Span | None:
+    def spans(self, start: int, stop: int) -> list[Span] | None:
         """Return where rows [start, stop) are; None if their byte order is not native."""
         if not self.dtype.isnative:
             return None
-        return Span(self.path, self.offset + start * self.row_bytes, (stop - start) * self.row_bytes)
+        return [Span(self.path, self.offset + start * self.row_bytes, (stop - start) * self.row_bytes)]
 
     def close(self) -> None:
         """Close the file; it opens again when needed."""
@@ -207,9 +207,9 @@ class RegionFile(SourceFile):
         region = self._regions[name]
         return region.read(start, stop, region.shape[-1:], out)
 
-    def span(self, name: str, start: int, stop: int) -> Span | None:
+    def spans(self, name: str, start: int, stop: int) -> list[Span] | None:
         """Return where flattened rows [start, stop) are."""
-        return self._regions[name].span(start, stop)
+        return self._regions[name].spans(start, stop)
 
     def close(self) -> None:
         """Close the regions."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,10 +13,10 @@ import numpy.typing as npt
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.importers.base import NAMELESS, Array, ArrayInfo, Hints, SourceFile, plain_name
 from dbksvd_dask.importers.registry import find_files, open_file
-from dbksvd_dask.importers.spans import Span
 from dbksvd_dask.store import paths
 from dbksvd_dask.store.dtypes import BFLOAT16, stored_dtype, widen_bfloat16
 from dbksvd_dask.store.paths import PathLike
+from dbksvd_dask.store.spans import Span
 
 # files kept open; reading goes forward, so more would not help
 OPEN_FILES = 4
@@ -236,9 +236,18 @@ class Collection:
 
     def spans(self, start: int, stop: int) -> list[Span] | None:
         """Return where rows [start, stop) of the main array are as plain bytes; None if some need decoding."""
-        found = [self._file(f).span(str(self.array), a, b) for f, a, b in self.pieces(start, stop)]
-        spans = [span for span in found if span is not None]
-        return spans if len(spans) == len(found) else None
+        spans: list[Span] = []
+        for file, first, last in self.pieces(start, stop):
+            found = self._file(file).spans(str(self.array), first, last)
+            if found is None:
+                return None
+            spans += found
+        return spans
+
+    def member_spans(self) -> Iterator[tuple[Member, list[Span] | None]]:
+        """Yield every file and where its rows of the main array are; None if they need decoding."""
+        for index, member in enumerate(self.members):
+            yield member, self._file(index).spans(str(self.array), 0, member.n_rows)
 
     def read_aligned(self, name: str, start: int, stop: int) -> Array:
         """Read the entries of an aligned array for rows [start, stop), bfloat16 widened to float32."""

@@ -26,7 +26,7 @@ from dbksvd_dask.importers.base import (
     readable,
     require_bytes,
 )
-from dbksvd_dask.importers.spans import Span
+from dbksvd_dask.store.spans import Span
 
 # what an archive raises when it is damaged, encrypted or of a kind that Python cannot unpack
 _UNPACKING = (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, OSError, EOFError)
@@ -178,9 +178,9 @@ class NpzFile(SourceFile):
             return region.read(start, stop, region.shape[-1:], out)
         return super().read_rows(name, start, stop, out)
 
-    def span(self, name: str, start: int, stop: int) -> Span | None:
+    def spans(self, name: str, start: int, stop: int) -> list[Span] | None:
         """Return where flattened rows [start, stop) are; None in a compressed member."""
-        return self._regions[name].span(start, stop) if name in self._regions else None
+        return self._regions[name].spans(start, stop) if name in self._regions else None
 
     def close(self) -> None:
         """Close the archive."""

@@ -20,6 +20,7 @@ from dbksvd_dask.store.reader import (
     open_aligned,
     open_rows,
 )
+from dbksvd_dask.store.spans import Span
 
 if TYPE_CHECKING:
     import zarr
@@ -58,6 +59,13 @@ class ZarrFile(SourceFile):
         block = block.view(readable(block.dtype))
         return block.astype(block.dtype.newbyteorder("="), copy=False)
 
+    def spans(self, name: str, start: int, stop: int) -> list[Span] | None:
+        """Return where rows [start, stop) of a 2-D array of uncompressed whole-row chunks are."""
+        array = self._arrays[name]
+        if array.ndim != 2 or paths.is_remote(self.path) or not np.dtype(array.dtype).isnative:
+            return None
+        return self._reader(name).spans(start, stop)
+
     def identity(self) -> tuple[int, int]:
         """Return what identifies the content of this store: the fingerprint of one of ours, else all its files."""
         if self._own:
@@ -66,7 +74,8 @@ class ZarrFile(SourceFile):
 
     def _reader(self, name: str) -> RowReader:
         if name not in self._readers:
-            opened = open_rows(self.path) if name == "activations" else open_aligned(self.path, name)
+            rows = name == "activations" or not self._own
+            opened = open_rows(self.path, name) if rows else open_aligned(self.path, name)
             self._readers[name] = opened
         return self._readers[name]
 

@@ -188,12 +188,14 @@ def _estimate_import(job: Any) -> dict[str, Any]:
 
     rows, first = job.rows, min(job.rows.n_rows, job.chunk_rows)
     row_bytes = rows.n_features * stored_dtype(rows.dtype).itemsize
-    total, passes = rows.n_rows * row_bytes, 2 if job.rules.reads_rows else 1
+    # linked rows are read for their checksums only
+    passes = int(job.verify) if job.link else 1 + job.rules.reads_rows
+    total = rows.n_rows * row_bytes
     # rows that are stored as they are in their files are copied piece by piece
     copied = job.rules.keep_all and rows.spans(0, first) is not None
-    read, write = _seconds_per_byte(lambda: rows.read(0, first)), write_seconds(job.path)
+    read, write = _seconds_per_byte(lambda: rows.read(0, first)), 0.0 if job.link else write_seconds(job.path)
     # reading and writing overlap; a pass of the rules and the read-back come on top
-    again = passes - 1 + job.verify
+    again = passes if job.link else passes - 1 + job.verify
     return {
         "source": rows.source,
         "files": len(rows.members),
@@ -202,11 +204,11 @@ def _estimate_import(job: Any) -> dict[str, Any]:
         "dtype": rows.dtype,
         "passes": passes,
         "read_bytes": total * passes,
-        "written_bytes": total,
+        "written_bytes": rows.n_rows * job.written_row_bytes,
         "memory_bytes": import_memory(
             job.chunk_rows * row_bytes, storing_threads(), PIECE_BYTES if copied else None
         ),
-        "estimated_seconds": None if write is None else total * (max(read, write) + again * read),
+        "estimated_seconds": None if write is None else total * ((not job.link) * max(read, write) + again * read),
     }
 
 

@@ -16,8 +16,8 @@ from dbksvd_dask._safe_text import redacted
 from dbksvd_dask.errors import InputError, MismatchError, StoreError
 from dbksvd_dask.events import Callback, JobProgress, emit
 from dbksvd_dask.importers import Collection, Hints
+from dbksvd_dask.importers.linking import linkable_spans
 from dbksvd_dask.importers.selection import Rules, Selection
-from dbksvd_dask.importers.spans import Span, SpanReader
 from dbksvd_dask.importers.values import nonfinite_rows
 from dbksvd_dask.jobs.base import Buffers, begin_or_go_on, run_bounded, storing_threads
 from dbksvd_dask.store import atomic, paths
@@ -30,9 +30,11 @@ from dbksvd_dask.store.activations import (
 )
 from dbksvd_dask.store.chunk_file import Rows, Stream
 from dbksvd_dask.store.dtypes import stored_dtype
+from dbksvd_dask.store.link_writer import create_links
 from dbksvd_dask.store.lock import Lock, hold
 from dbksvd_dask.store.partial import tidy
 from dbksvd_dask.store.paths import PathLike
+from dbksvd_dask.store.spans import Span, SpanReader
 from dbksvd_dask.store.writer import (
     JOB_ID,
     is_finished,
@@ -108,8 +110,9 @@ class ImportJob:
         source_row: bool = False,
         chunk_rows: int | None = None,
         compressor: str | None = None,
+        link: bool = False,
         force: bool = False,
-        verify: bool = True,
+        verify: bool | None = None,
         callbacks: Iterable[Callback] = (),
     ) -> None:
         self.path = paths.normalise(path)
@@ -119,7 +122,8 @@ class ImportJob:
         self.source_row = source_row
         self.compressor = compressor
         self.force = force
-        self.verify = verify
+        self.link = link
+        self.verify = not link if verify is None else verify
         self.callbacks = tuple(callbacks)
         self._kept_arrays = tuple(aligned)
         beside = dict.fromkeys((*aligned, *((self.rules.mask_array,) if self.rules.mask_array else ())))
@@ -131,6 +135,7 @@ class ImportJob:
         self.chunk_rows = chunk_rows or min(default_chunk_rows(width, itemsize), self.rows.n_rows)
         self._scan_folder = atomic.aside(f"{self.path}.scan")
         self.selection = Selection(self.rows, self.rules, self._scan_folder, self.chunk_rows)
+        self._linked = linkable_spans(self.rows, self.rules, self.path, compressor) if link else []
         self._writer: ActivationWriter | None = None
         self._scanning = False
         self.blocks_scanned = 0
@@ -148,12 +153,16 @@ class ImportJob:
             self._begin_scan(job)
             self.blocks_scanned = self.selection.scan(lambda n: self._progress("scan", n, n_blocks, "blocks"))
         if self.compressor is None:
-            row_bytes = self.rows.n_features * stored_dtype(self.rows.dtype).itemsize
-            row_bytes += sum(math.prod(a.shape) * np.dtype(a.dtype).itemsize for a in self._aligned().values())
-            require_room(self.path, self.selection.n_kept, self.chunk_rows, row_bytes)
+            require_room(self.path, self.selection.n_kept, self.chunk_rows, self.written_row_bytes)
         with atomic.explain_full_disk(atomic.aside(self.path)):
             self._writer = self._begin_store(job)
         return self._writer
+
+    @property
+    def written_row_bytes(self) -> int:
+        """Return the bytes that are written for each row, with all that is aligned to it."""
+        aligned = sum(math.prod(a.shape) * np.dtype(a.dtype).itemsize for a in self._aligned().values())
+        return aligned + (0 if self.link else self.rows.n_features * stored_dtype(self.rows.dtype).itemsize)
 
     def is_finished(self) -> bool:
         """Return whether the result of this import already exists and is not to be replaced."""
@@ -165,7 +174,9 @@ class ImportJob:
 
     def _identity(self) -> dict[str, Any]:
         """Describe what is imported and how, so that another run can compare."""
+        linked = {"link": True, "checksums": self.verify} if self.link else {}
         return {
+            **linked,
             "files": [[_absolute(m.path), list(m.shape), *m.identity] for m in self.rows.members],
             "array": self.rows.array,
             "dtype": self.rows.dtype,
@@ -203,19 +214,18 @@ class ImportJob:
 
     def _begin_store(self, job: dict[str, Any]) -> ActivationWriter:
         def begin(resume: bool) -> ActivationWriter:
-            return create_activations(
-                self.path,
-                self.selection.n_kept,
-                self.rows.n_features,
-                self.rows.dtype,
-                chunk_rows=self.chunk_rows,
-                compressor=self.compressor,
-                attributes=self._provenance(),
-                aligned=self._aligned(),
-                overwrite=self.force,
-                resume=resume,
-                job=job,
-            )
+            shape = (self.selection.n_kept, self.rows.n_features, self.rows.dtype)
+            common: dict[str, Any] = {
+                "chunk_rows": self.chunk_rows,
+                "attributes": self._provenance(),
+                "aligned": self._aligned(),
+                "overwrite": self.force,
+                "resume": resume,
+                "job": job,
+            }
+            if self.link:
+                return create_links(self.path, self._linked, *shape, checksums=self.verify, **common)
+            return create_activations(self.path, *shape, compressor=self.compressor, **common)
 
         return begin_or_go_on(begin, self.force)
 
@@ -369,8 +379,9 @@ def import_activations(
     source_row: bool = False,
     chunk_rows: int | None = None,
     compressor: str | None = None,
+    link: bool = False,
     force: bool = False,
-    verify: bool = True,
+    verify: bool | None = None,
     callbacks: Iterable[Callback] = (),
 ) -> ImportResult:
     """Write the activations of one or many files to an activation store.
@@ -398,10 +409,15 @@ def import_activations(
         Keep an aligned array `source_row`: the number of each row in the files before any was left out.
     chunk_rows, compressor
         As for `create_activations`.
+    link : bool
+        Copy nothing but aligned arrays: the store refers to byte ranges of the files, which have to stay as they
+        are. Works where rows are plain bytes of local files (.npy, stored .npz, safetensors, raw files,
+        uncompressed Zarr) and none is left out.
     force : bool
         Replace an existing store, and begin again if an unfinished one does not match.
-    verify : bool
-        Read every chunk back after it was written and compare it.
+    verify : bool, optional
+        Read every chunk back after it was written and compare it; on by default. With `link`, off by default:
+        read all rows once, check that they are finite, and record their checksums.
     callbacks : iterable of callable
         Called with each `JobProgress` event.
 
@@ -429,6 +445,7 @@ def import_activations(
         source_row=source_row,
         chunk_rows=chunk_rows,
         compressor=compressor,
+        link=link,
         force=force,
         verify=verify,
         callbacks=callbacks,

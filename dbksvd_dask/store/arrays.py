@@ -58,8 +58,10 @@ class ArraySpec:
         """Bytes of the entry of one sample."""
         return math.prod(self.tail) * np.dtype(self.dtype).itemsize
 
-    def create(self, group: zarr.Group, n_samples: int, chunk_rows: int, compressor: str | None) -> None:
-        """Make the empty array."""
+    def create(
+        self, group: zarr.Group, n_samples: int, chunk_rows: int, compressor: str | None, fill_value: float = 0
+    ) -> None:
+        """Make the empty array; `fill_value` is what Zarr itself shows where there is no chunk."""
         codecs: dict[str | None, Any] = {
             None: None,
             "zstd": zarr.codecs.ZstdCodec(level=1),
@@ -74,7 +76,7 @@ class ArraySpec:
             dtype=self.dtype,
             compressors=codecs[compressor],
             filters=None,
-            fill_value=0,
+            fill_value=fill_value,
             dimension_names=("sample", *self.dims),
             attributes=self.attributes,
             chunk_key_encoding=CHUNK_KEYS,

@@ -110,7 +110,7 @@ def write_chunk_file(
         When a piece does not read back; the file then does not get its name.
     """
     crc, done, started = 0, 0, 0
-    step = max(1, min(len(rows), piece_rows(rows.nbytes // max(1, len(rows)))))
+    step = _step(rows)
     buffers = np.empty((2, step, *rows.shape[1:]), rows.dtype)
     with atomic.staged(path, folder, durable=durable) as scratch, open(scratch, "w+b", buffering=0) as file:
         reserve(file.fileno(), rows.nbytes + pad)
@@ -130,6 +130,30 @@ def write_chunk_file(
         atomic.write_all(file, memoryview(bytes(pad)))
         start_writeback(file.fileno(), started)
     return crc
+
+
+def read_through(rows: Rows, on_rows: Watch | None = None) -> int:
+    """Read rows piece by piece, without writing them; return their CRC-32C.
+
+    Parameters
+    ----------
+    rows : C-contiguous ndarray, or Stream, of shape (n, ...)
+    on_rows : callable, optional
+        Called with (first row, rows) of each piece.
+    """
+    crc, step = 0, _step(rows)
+    buffer = np.empty((step, *rows.shape[1:]), rows.dtype)
+    for first in range(0, len(rows), step):
+        piece = _piece(rows, first, buffer)
+        if on_rows is not None:
+            on_rows(first, piece)
+        crc = crc32c(piece, crc)
+    return crc
+
+
+def _step(rows: Rows) -> int:
+    """Return the rows of a piece of some rows."""
+    return max(1, min(len(rows), piece_rows(rows.nbytes // max(1, len(rows)))))
 
 
 def _piece(rows: Rows, first: int, buffer: npt.NDArray[Any]) -> npt.NDArray[Any]:

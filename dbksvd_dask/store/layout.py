@@ -18,9 +18,8 @@ from dbksvd_dask.store import atomic, paths
 from dbksvd_dask.store.arrays import ArraySpec
 from dbksvd_dask.store.checksums import CHECKSUMS
 from dbksvd_dask.store.dtypes import BFLOAT16, dtype_name, stored_dtype
-from dbksvd_dask.store.reader import ACTIVATIONS_FORMAT, ACTIVATIONS_VERSION
+from dbksvd_dask.store.reader import ACTIVATIONS_FORMAT, ACTIVATIONS_VERSION, ROWS
 
-ROWS = "activations"
 # chunks of 16-64 MB: fewer files than smaller ones, and a few fit into memory; the power of two in the middle
 CHUNK_BYTES = 1 << 25
 

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from dbksvd_dask.errors import StoreError
-from dbksvd_dask.store import paths
 from dbksvd_dask.store._system import is_cached, map_file
 from dbksvd_dask.store.reader import RowReader
 
@@ -105,7 +104,7 @@ def in_file_cache(reader: RowReader) -> bool:
 
 def can_pick(reader: RowReader) -> bool:
     """Return whether the rows of a store are plain bytes in local files, one per chunk, and not too many."""
-    if not reader.raw or paths.is_remote(reader.path) or reader.n_chunks > files_to_open():
+    if not reader.one_file_per_chunk or reader.n_chunks > files_to_open():
         return False
     return reader.complete or all(os.path.exists(reader.chunk_file(i)) for i in range(reader.n_chunks))
 

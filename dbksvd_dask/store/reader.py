@@ -27,7 +27,9 @@ from dbksvd_dask.store import paths
 from dbksvd_dask.store._system import read_at
 from dbksvd_dask.store.checksums import CHECKSUMS, bytes_of
 from dbksvd_dask.store.dtypes import BFLOAT16, delivered_dtype, stored_dtype, widen_bfloat16
+from dbksvd_dask.store.links import Links, links_of
 from dbksvd_dask.store.paths import PathLike
+from dbksvd_dask.store.spans import Span, SpanReader
 
 if TYPE_CHECKING:
     import zarr
@@ -36,6 +38,9 @@ else:
 
 ACTIVATIONS_FORMAT = "dbksvd-activations"
 ACTIVATIONS_VERSION = 1
+LINKED_VERSION = 2  # of a store whose rows are in other files
+LINKED = "linked"  # the attribute that says so
+ROWS = "activations"  # the array that holds the rows
 
 _HANDLES: dict[tuple[str, str, str], zarr.Array[Any]] = {}
 _HANDLES_LOCK = threading.Lock()
@@ -159,6 +164,30 @@ class RowReader:
         """Identify the rows for Dask by their content, not by the address of the object."""
         return self.path, self.array, self.fingerprint
 
+    @property
+    def row_bytes(self) -> int:
+        """Return the bytes of a row as stored."""
+        return self.n_features * self.stored.itemsize
+
+    def spans(self, start: int, stop: int) -> list[Span] | None:
+        """Return where rows [start, stop) are as plain bytes of local files; None if they have to be decoded."""
+        if not self.raw or paths.is_remote(self.path):
+            return None
+        try:
+            return [self._span(*piece) for piece in self._pieces(*self._checked(start, stop))]
+        except FileNotFoundError:  # a chunk that equals the fill value
+            return None
+
+    @property
+    def one_file_per_chunk(self) -> bool:
+        """Return whether each chunk is a local file of plain bytes; see `open_chunk`."""
+        return self.raw and not paths.is_remote(self.path)
+
+    def describe_row(self, row: int) -> str:
+        """Say where a row is, for an error message."""
+        chunk, inside = divmod(row, self.chunk_rows)
+        return f"sample {row} (chunk {chunk}, row {inside} in it) of {self.path}"
+
     # -- the parts of a read ----------------------------------------
 
     def _pieces(self, start: int, stop: int) -> list[tuple[int, int, int]]:
@@ -175,6 +204,11 @@ class RowReader:
         if not 0 <= start <= stop <= self.n_samples:
             raise InputError(f"rows {start} to {stop} asked of {self.path}, which has {self.n_samples} rows")
         return start, stop
+
+    def _span(self, chunk: int, first: int, last: int) -> Span:
+        os.close(self.open_chunk(chunk))  # refuses a file of another size
+        offset = (first - chunk * self.chunk_rows) * self.row_bytes
+        return Span(self.chunk_file(chunk), offset, (last - first) * self.row_bytes)
 
     def _key(self, chunk: int) -> str:
         return self.key_pattern.format(chunk)
@@ -213,7 +247,6 @@ class RowReader:
         return fd
 
     def _read_files(self, start: int, stop: int, out: npt.NDArray[Any]) -> None:
-        row_bytes = self.n_features * self.stored.itemsize
         for chunk, first, last in self._pieces(start, stop):
             target = out[first - start : last - start]
             try:
@@ -222,7 +255,7 @@ class RowReader:
                 target[...] = self.fill_value
                 continue
             try:
-                self._pread(fd, chunk, target, (first - chunk * self.chunk_rows) * row_bytes)
+                self._pread(fd, chunk, target, (first - chunk * self.chunk_rows) * self.row_bytes)
             finally:
                 os.close(fd)
 
@@ -298,6 +331,49 @@ class RowReader:
         return pieces[0][0], error
 
 
+class LinkedReader(RowReader):
+    """Rows that are byte ranges of other files; every file is compared with its record when it is opened."""
+
+    @property
+    def links(self) -> Links:
+        """Return the files and ranges."""
+        return links_of(self.path, self.row_bytes)
+
+    @property
+    def one_file_per_chunk(self) -> bool:
+        """Return False: a chunk may be a part of a file, or of several."""
+        return False
+
+    def spans(self, start: int, stop: int) -> list[Span] | None:
+        """Return where rows [start, stop) are."""
+        return self.links.spans(*self._checked(start, stop))
+
+    def describe_row(self, row: int) -> str:
+        """Say where a row is, with the linked file, for an error message."""
+        return f"{super().describe_row(row)} ({self.links.locate(row)})"
+
+    def _read_files(self, start: int, stop: int, out: npt.NDArray[Any]) -> None:
+        if start < stop:
+            with SpanReader(self.links.spans(start, stop)) as reader:
+                reader.fill(0, out)
+
+    @property
+    def has_checksums(self) -> bool:
+        """Return whether checksums of the rows were recorded when they were linked."""
+        linked = paths.open_zarr(self.path).attrs.get(LINKED)
+        return isinstance(linked, dict) and bool(linked.get("checksums"))
+
+    def require_sound(self) -> None:
+        """Refuse links that do not cover the rows, and files that have changed, by name."""
+        if paths.is_remote(self.path):
+            raise StoreError(f"{self.path} is linked to local files and was moved to a remote; import it there")
+        if self.links.n_rows != self.n_samples:
+            raise StoreError(
+                f"{self.path} has {self.n_samples} rows, but links to {self.links.n_rows}; link it again"
+            )
+        self.links.require_unchanged()
+
+
 def _handle(reader: RowReader) -> zarr.Array[Any]:
     """Return the open array of a reader; one per process."""
     key = (reader.path, reader.array, reader.fingerprint)
@@ -311,7 +387,7 @@ def _handle(reader: RowReader) -> zarr.Array[Any]:
         return _HANDLES[key]
 
 
-def open_rows(path: PathLike, array: str = "activations") -> RowReader:
+def open_rows(path: PathLike, array: str = ROWS) -> RowReader:
     """Open the rows of a store for reading.
 
     Parameters
@@ -356,10 +432,11 @@ def check_format(path: str, attributes: dict[str, Any]) -> None:
     if name != ACTIVATIONS_FORMAT:
         raise StoreError(f"{path} holds {name}, not {ACTIVATIONS_FORMAT}; give the path of an activation store")
     version = attributes.get("format_version")
-    if version != ACTIVATIONS_VERSION:
+    readable = LINKED_VERSION if LINKED in attributes else ACTIVATIONS_VERSION
+    if version != readable:
         raise StoreError(
             f"{path} has {ACTIVATIONS_FORMAT} version {version}; this package reads version "
-            f"{ACTIVATIONS_VERSION}: install dbksvd-dask {attributes.get('package_version')}, which wrote it"
+            f"{readable}: install dbksvd-dask {attributes.get('package_version')}, which wrote it"
         )
     if not attributes.get("complete"):
         raise StoreError(f"{path} is not finished; run the command that was writing it again")
@@ -406,7 +483,8 @@ def _describe(path: str, name: str, array: zarr.Array[Any], attributes: dict[str
 def _reader(path: str, name: str, array: zarr.Array[Any], attributes: dict[str, Any], dtype: str) -> RowReader:
     unit = array.shards or array.chunks
     pattern, raw = chunk_layout(array)
-    return RowReader(
+    linked = LINKED in attributes and name == ROWS
+    reader = (LinkedReader if linked else RowReader)(
         path=path,
         array=name,
         n_samples=array.shape[0],
@@ -423,6 +501,9 @@ def _reader(path: str, name: str, array: zarr.Array[Any], attributes: dict[str, 
         row_shape=tuple(array.shape[1:]),
         attributes=dict(array.attrs),
     )
+    if isinstance(reader, LinkedReader):
+        reader.require_sound()
+    return reader
 
 
 def chunk_layout(array: zarr.Array[Any]) -> tuple[str, bool]:
@@ -451,7 +532,7 @@ def _digest(array: zarr.Array[Any], attributes: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
-def fingerprint(path: PathLike, array: str = "activations") -> str:
+def fingerprint(path: PathLike, array: str = ROWS) -> str:
     """Return a short text that identifies this store, computed from its metadata alone.
 
     Covers shape, dtype, chunk grid and attributes. For a store of this package, the digest of the checksums of all

@@ -11,7 +11,7 @@ from dbksvd_dask.errors import StoreError
 from dbksvd_dask.store import atomic, paths
 from dbksvd_dask.store.checksums import KINDS, Checksum, kind_in
 from dbksvd_dask.store.paths import PathLike
-from dbksvd_dask.store.reader import RowReader, open_aligned, open_rows
+from dbksvd_dask.store.reader import LinkedReader, RowReader, open_aligned, open_rows
 
 
 def verify_store(path: PathLike, on_chunk: Callable[[int], None] | None = None) -> int:
@@ -35,15 +35,31 @@ def verify_store(path: PathLike, on_chunk: Callable[[int], None] | None = None) 
         When one is missing or differs; it lists all that differ.
     """
     reader = open_rows(path)
-    checksums = read_checksums(path, reader.n_chunks)
+    checksums = _of_rows(reader)
     readers = [reader if name == reader.array else open_aligned(path, name) for name in checksums.names]
     bad = differing_chunks(readers, checksums, on_chunk)
     if bad:
+        named = f" ({', '.join(sorted(_files(reader, bad)))})" if isinstance(reader, LinkedReader) else ""
         raise StoreError(
-            f"chunks {atomic.describe_parts(bad)} of {path} differ from their checksums; "
+            f"chunks {atomic.describe_parts(bad)} of {path}{named} differ from their checksums; "
             "restore these files or write the store again"
         )
     return reader.n_chunks
+
+
+def _of_rows(reader: RowReader) -> Checksums:
+    """Return the checksums of an activation store; refuse one that was linked without those of its rows."""
+    if isinstance(reader, LinkedReader) and not reader.has_checksums:
+        raise StoreError(
+            f"{reader.path} was linked without checksums: only sizes and times of its files are compared, and "
+            "they agree; record checksums by importing again with link=True, verify=True and force=True"
+        )
+    return read_checksums(reader.path, reader.n_chunks)
+
+
+def _files(reader: LinkedReader, chunks: Sequence[int]) -> set[str]:
+    """Return the linked files that hold some chunks."""
+    return {span.path for chunk in chunks for span in reader.links.spans(*reader.chunk_bounds(chunk))}
 
 
 class Checksums(NamedTuple):

@@ -13,7 +13,6 @@ from dbksvd_dask.errors import InputError, JobError, StoreError
 from dbksvd_dask.store import atomic
 from dbksvd_dask.store.chunk_file import Rows, Watch
 from dbksvd_dask.store.layout import (
-    ROWS,
     Aligned,
     StorePlan,
     array_specs,
@@ -24,7 +23,7 @@ from dbksvd_dask.store.layout import (
 )
 from dbksvd_dask.store.partial import BEGIN_AGAIN, PARTS, Partial, begun_plan, content_id
 from dbksvd_dask.store.paths import PathLike, exists, join, normalise, open_zarr, remove
-from dbksvd_dask.store.reader import ACTIVATIONS_FORMAT
+from dbksvd_dask.store.reader import ACTIVATIONS_FORMAT, ROWS
 from dbksvd_dask.store.write_behind import WriteBehind
 
 JOB_ID = "job_id"
@@ -38,7 +37,7 @@ class ActivationWriter:
     """
 
     def __init__(self, path: str, plan: StorePlan, overwrite: bool) -> None:
-        self._partial = _partial(path, plan)
+        self._partial = self._partial_of(path, plan)
         self.path, self.work = self._partial.path, self._partial.work
         self.chunk_rows = plan.chunk_rows
         self.n_features = plan.n_features
@@ -46,6 +45,23 @@ class ActivationWriter:
         self._overwrite = overwrite
         self._behind = WriteBehind()
         self._partial.require_sound()
+
+    @classmethod
+    def begin(cls, path: PathLike, plan: StorePlan) -> None:
+        """Make the empty store."""
+        cls._partial_of(path, plan).begin(attributes_of(plan), plan.to_json())
+
+    @staticmethod
+    def _partial_of(path: PathLike, plan: StorePlan) -> Partial:
+        return Partial(
+            path,
+            array_specs(plan),
+            plan.n_samples,
+            plan.chunk_rows,
+            part="chunk",
+            compressor=plan.compressor,
+            durable=False,  # forced to the disk at the end, all at once
+        )
 
     @property
     def n_samples(self) -> int | None:
@@ -153,12 +169,17 @@ class ActivationWriter:
             self._complete(verify, dict(attributes or {}))
         self._partial.publish(self._overwrite)
 
-    def _complete(self, verify: bool, attributes: dict[str, Any]) -> None:
+    def _all_done(self) -> list[int]:
+        """Return all chunks; refuse if some are not written."""
         missing, done = self.missing(), self.done()
         if missing or not done:
             total = self.n_chunks if self.n_chunks is not None else len(missing) + len(done)
             listed = atomic.describe_parts(missing) or "all"
             raise JobError(f"{self.path} cannot be finished: chunks {listed} of {total} are not written")
+        return done
+
+    def _complete(self, verify: bool, attributes: dict[str, Any]) -> None:
+        done = self._all_done()
         self._close_shape([self._partial.rows_of(part) for part in done])
         bad = self.recheck() if verify else []
         if bad:
@@ -204,18 +225,6 @@ class ActivationWriter:
                 f"{self.chunk_rows} rows; only the last chunk may"
             )
         self._partial.close_shape(sum(rows))
-
-
-def _partial(path: PathLike, plan: StorePlan) -> Partial:
-    return Partial(
-        path,
-        array_specs(plan),
-        plan.n_samples,
-        plan.chunk_rows,
-        part="chunk",
-        compressor=plan.compressor,
-        durable=False,  # forced to the disk at the end, all at once
-    )
 
 
 def create_activations(
@@ -278,17 +287,24 @@ def create_activations(
     """
     text = normalise(path)
     plan = make_plan(n_samples, n_features, dtype, chunk_rows, compressor, attributes, aligned, job)
-    require_free(text, overwrite)
-    begun = begun_plan(text) if resume else None
-    if begun is None:
-        remove(atomic.aside(text))
-        _partial(text, plan).begin(attributes_of(plan), plan.to_json())
-        begun = begun_plan(text)
-        assert begun is not None
-    check_same(text, atomic.read_sealed(begun), plan.to_json())
+    begin_or_resume(ActivationWriter, text, plan, overwrite, resume)
     writer = ActivationWriter(text, plan, overwrite)
     writer.recheck()
     return writer
+
+
+def begin_or_resume(
+    writer: type[ActivationWriter], path: str, plan: StorePlan, overwrite: bool, resume: bool
+) -> None:
+    """Make the empty store of a writer; with `resume`, keep an unfinished one of the same description."""
+    require_free(path, overwrite)
+    begun = begun_plan(path) if resume else None
+    if begun is None:
+        remove(atomic.aside(path))
+        writer.begin(path, plan)
+        begun = begun_plan(path)
+        assert begun is not None
+    check_same(path, atomic.read_sealed(begun), plan.to_json())
 
 
 def require_free(path: PathLike, overwrite: bool = False, parameter: str = "overwrite") -> None:

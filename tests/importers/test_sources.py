@@ -87,7 +87,7 @@ def test_own_store_is_opened_once_however_often_it_is_read(tmp_path, monkeypatch
     write_own(tmp_path / "source", 1)
     opened = []
     real = zarr_file.open_rows
-    monkeypatch.setattr(zarr_file, "open_rows", lambda path: (opened.append(path), real(path))[1])
+    monkeypatch.setattr(zarr_file, "open_rows", lambda *a: (opened.append(a), real(*a))[1])
     import_activations(tmp_path / "source", tmp_path / "store", chunk_rows=1)
     assert len(opened) <= 2  # to look at it, and to read it
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import datetime
 import itertools
 import os
 from collections.abc import Sequence
@@ -20,11 +21,42 @@ from dbksvd_dask.store.checksums import bytes_of
 
 @dataclass(frozen=True)
 class Span:
-    """Consecutive bytes of a file."""
+    """Consecutive bytes of a file.
+
+    Attributes
+    ----------
+    path : str
+    offset, nbytes : int
+    identity : (int, int), optional
+        Size and time of change (ns) of the file; one that has others is refused when it is opened.
+    """
 
     path: str
     offset: int
     nbytes: int
+    identity: tuple[int, int] | None = None
+
+
+def identity_of(status: os.stat_result) -> tuple[int, int]:
+    """Return what changes when a file is written to: its size and its time of change (ns)."""
+    return status.st_size, status.st_mtime_ns
+
+
+def require_identity(path: str, found: tuple[int, int] | None, expected: tuple[int, int]) -> None:
+    """Refuse a linked file that is missing (`found` is None) or is not as it was when it was linked."""
+    advice = "restore this file, or import it again with link=True and force=True"
+    if found is None:
+        raise StoreError(f"{path}, to which a store is linked, does not exist or cannot be read; {advice}")
+    if found != expected:
+        raise StoreError(
+            f"{path} has changed since a store was linked to it: {_described(expected)} then, {_described(found)} "
+            f"now; {advice}"
+        )
+
+
+def _described(identity: tuple[int, int]) -> str:
+    when = datetime.datetime.fromtimestamp(identity[1] / 1e9, datetime.UTC)
+    return f"{identity[0]} bytes of {when:%Y-%m-%d %H:%M:%S.%f} UTC"
 
 
 class SpanReader:
@@ -66,19 +98,36 @@ class SpanReader:
         while len(target):
             span, left = self._spans[i], self._ends[i] - place
             part = target[:left]
-            fill_from(self._file(span.path), span.offset + span.nbytes - left, part, span.path)
+            fill_from(self._file(span), span.offset + span.nbytes - left, part, span.path)
             target, place, i = target[len(part) :], place + len(part), i + 1
 
-    def _file(self, path: str) -> int:
-        if path != self._path:
+    def _file(self, span: Span) -> int:
+        if span.path != self._path:
             self._close()
-            self._fd, self._path = os.open(path, os.O_RDONLY), path
+            self._fd, self._path = _open(span), span.path
         return self._fd
 
     def _close(self) -> None:
         if self._path:
             os.close(self._fd)
             self._path = ""
+
+
+def _open(span: Span) -> int:
+    """Open the file of a span for reading; refuse one that is not as it was when it was linked."""
+    if span.identity is None:
+        return os.open(span.path, os.O_RDONLY)
+    try:
+        fd = os.open(span.path, os.O_RDONLY)
+    except OSError as error:
+        require_identity(span.path, None, span.identity)
+        raise AssertionError from error
+    try:
+        require_identity(span.path, identity_of(os.fstat(fd)), span.identity)
+    except StoreError:
+        os.close(fd)
+        raise
+    return fd
 
 
 def fill_from(fd: int, offset: int, target: npt.NDArray[Any], path: str) -> None:

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from dbksvd_dask.errors import InputError, StoreError
 from dbksvd_dask.importers import Collection
-from dbksvd_dask.importers.spans import Span, SpanReader
 from dbksvd_dask.jobs.import_ import import_activations
 from dbksvd_dask.store import chunk_file
 from dbksvd_dask.store.activations import open_rows
+from dbksvd_dask.store.spans import Span, SpanReader
 from tests.helpers.import_patterns import pattern
 
 
