@@ -130,6 +130,9 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         With `growth`, where k is the mean: when samples are encoded, an atom that few samples use needs a
         larger coefficient than one that many use, in proportion to ``sqrt(log(1 / share of samples))``. Spends
         the nonzeros where they are most likely right.
+    patience : int or None, default None
+        Stop before `n_iter` once the error on held-out samples (without any: on the batch) has not fallen by 0.1 %
+        for this many iterations; a growing dictionary reaches its full size first. None never stops early.
 
     Attributes
     ----------
@@ -194,6 +197,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         growth: float | None = None,
         growth_threshold: float = 1.3,
         frequency_prior: bool = False,
+        patience: int | None = None,
     ) -> None:
         self.n_atoms = n_atoms
         self.k = k
@@ -226,6 +230,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.growth = growth
         self.growth_threshold = growth_threshold
         self.frequency_prior = frequency_prior
+        self.patience = patience
         self.output = output
 
     @classmethod

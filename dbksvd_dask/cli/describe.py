@@ -12,6 +12,8 @@ from dbksvd_dask._words import plain
 from dbksvd_dask.dictionary import Dictionary, dictionary_fingerprint
 from dbksvd_dask.errors import DBKSVDError, InputError, StoreError
 from dbksvd_dask.importers import find_files, open_file
+from dbksvd_dask.plan.params import FitParams
+from dbksvd_dask.plan.stopping import is_over
 from dbksvd_dask.store import atomic, paths
 from dbksvd_dask.store.codes import CODES_FORMAT, codes_attributes, verify_codes
 from dbksvd_dask.store.codes_writer import CodesPlan, CodesWriter
@@ -204,10 +206,19 @@ def describe_dictionary(path: str, verify: bool) -> dict[str, Any] | None:
     }
     if found:
         fields["checkpoints"] = [os.path.basename(name) for name in found]
-        fields["finished"] = dictionary.iteration >= dictionary.params.get("n_iter", math.inf)
+        fields["finished"] = _is_finished(dictionary)
     if verify:
         fields["verified"] = f"{verify_dictionary(path)} arrays agree with their checksums"
     return fields | ({"extra": dictionary.extra} if dictionary.extra else {})
+
+
+def _is_finished(dictionary: Dictionary) -> bool:
+    """Whether a fit has no iteration left, by its parameters."""
+    try:
+        params = FitParams.from_json(dictionary.params)
+    except (DBKSVDError, LookupError, TypeError):  # of another version
+        return bool(dictionary.iteration >= dictionary.params.get("n_iter", math.inf))
+    return is_over(params, dictionary.iteration, dictionary.history)
 
 
 def last_record(dictionary: Dictionary) -> dict[str, float | None]:

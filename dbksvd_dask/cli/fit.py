@@ -15,6 +15,7 @@ from dbksvd_dask.cli.output import watching
 from dbksvd_dask.cli.sections import FIT, SectionedCommand
 from dbksvd_dask.plan.params import FitParams, check_integer, check_k
 from dbksvd_dask.plan.recipes import recipe_params
+from dbksvd_dask.plan.stopping import WORTH_A_WORD, settled_since
 
 # every parameter of DBKSVD but `checkpoint`, which is RUN, and `callbacks`; a test compares
 PARAMETERS: dict[str, Any] = {
@@ -151,7 +152,18 @@ def _describe(run: str, model: Any, last: dict[str, float | None], seconds: floa
     ]
     done = f"{model.n_iter_} iteration{'s' * (model.n_iter_ != 1)} in {_words.format_seconds(seconds)}"
     told = f"; {', '.join(figures)}" if figures else ""  # samples that are all alike have no error
-    return f"{run}: {model.n_atoms} atoms, k={model.k}, {done}{told}"
+    return f"{run}: {model.n_atoms} atoms, k={model.k}, {done}{told}{_settled(model)}"
+
+
+def _settled(model: Any) -> str:
+    """Say since when little has changed; nothing of a fit whose error was still falling."""
+    params = model._params()
+    history = {name: values.values.tolist() for name, values in model.history_.items()}
+    since = settled_since(params, history)
+    if 0 < since <= model.n_iter_ - min(WORTH_A_WORD, params.patience or WORTH_A_WORD):
+        stopped = f"; stopped before iteration {params.n_iter}" if model.n_iter_ < params.n_iter else ""
+        return f"{stopped}; little has changed since iteration {since}"
+    return ""
 
 
 def _plan(store: str, params: dict[str, Any], recipe: str | None, where: dict[str, Any]) -> dict[str, Any]:

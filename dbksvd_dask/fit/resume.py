@@ -14,6 +14,7 @@ from dbksvd_dask import events
 from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.errors import BusyError, ClusterError, InputError, MismatchError, StoreError
 from dbksvd_dask.fit.context import Context
+from dbksvd_dask.plan.stopping import is_over
 from dbksvd_dask.store.lock import FIT_LOCK, Lock, hold
 from dbksvd_dask.store.runs import (
     KEEP,
@@ -27,9 +28,9 @@ from dbksvd_dask.store.runs import (
 
 logger = logging.getLogger(__name__)
 
-# A fit may be extended, and may continue on another device; every other parameter changes the resulting
+# A fit may be made longer, and may continue on another device; every other parameter changes the resulting
 # dictionary.
-MAY_CHANGE = frozenset({"n_iter", "device"})
+MAY_CHANGE = frozenset({"n_iter", "patience", "device"})
 
 
 def newest_readable(run: str) -> Dictionary:
@@ -120,10 +121,11 @@ class Run:
 
     def finished(self) -> Dictionary | None:
         """Return the last state of a finished fit, whose folder may be read-only; None if iterations remain."""
-        if newest_iteration(self.path) < self.context.params.n_iter:
-            return None
+        params = self.context.params
+        if not newest_iteration(self.path) or (newest_iteration(self.path) < params.n_iter and not params.patience):
+            return None  # without reading a checkpoint
         state = self.newest()
-        if state.iteration < self.context.params.n_iter:  # the last checkpoint is damaged
+        if not is_over(params, state.iteration, state.history):  # the last checkpoint may be damaged
             return None
         tidy(self.path)
         return state
@@ -150,7 +152,7 @@ class Run:
 
     def save(self, state: Dictionary, lock: Lock) -> None:
         """Write a checkpoint if this iteration is due for one."""
-        if state.iteration % self.every == 0 or state.iteration == self.context.params.n_iter:
+        if state.iteration % self.every == 0 or is_over(self.context.params, state.iteration, state.history):
             lock.require_held()
             path = write_checkpoint(self.path, state)
             self.context.emit(events.CheckpointWritten(path, state.iteration))

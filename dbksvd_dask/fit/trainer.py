@@ -24,6 +24,7 @@ from dbksvd_dask.graph import batch
 from dbksvd_dask.graph.sources import Source
 from dbksvd_dask.plan.memory import MemoryPlan
 from dbksvd_dask.plan.params import FitParams
+from dbksvd_dask.plan.stopping import is_over
 
 
 class Trainer:
@@ -105,7 +106,7 @@ class Trainer:
         """Run the remaining iterations; call `on_state` with the state after each."""
         began, first = time.monotonic(), state.iteration
         self.context.emit(fit_started(self.context, first, self.memory_plan().total))
-        while state.iteration < self.params.n_iter:
+        while not is_over(self.params, state.iteration, state.history):
             before = time.monotonic()
             state = self.step(state)
             now = time.monotonic()

@@ -91,6 +91,7 @@ class FitParams:
     growth: float | None = None
     growth_threshold: float = 1.3
     frequency_prior: bool = False
+    patience: int | None = None
 
     @property
     def slots(self) -> int:
@@ -124,7 +125,7 @@ class FitParams:
         out = dict(values, n_atoms=n_atoms, k=k)
         _fill_in(out)
         for name, minimum in _INTEGERS.items():
-            if name in out and not (out[name] is None and name in _BY_RULE):
+            if name in out and not (out[name] is None and name in _MAY_BE_NONE):
                 out[name] = check_integer(name, out[name], minimum)
         for name, choices in _CHOICES.items():
             if name in out:
@@ -180,6 +181,7 @@ _INTEGERS = {
     "chunk_size": 1,
     "validation": 0,
     "seed": 0,
+    "patience": 1,
 }
 _CHOICES = {
     "encoder": tuple(ENCODERS),
@@ -190,8 +192,8 @@ _CHOICES = {
     "sparsity": SPARSITIES,
 }
 
-# Those that may be None in checked parameters: they follow from the data.
-_BY_RULE = ("n_rounds", "lanczos_steps")
+# Those that may be None in checked parameters: the first two follow from the data, no patience never stops a fit.
+_MAY_BE_NONE = ("n_rounds", "lanczos_steps", "patience")
 
 # Slots per mean number of nonzeros when max_nonzeros is not given.
 SLOTS_PER_MEAN = 3
