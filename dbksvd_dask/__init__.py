@@ -22,6 +22,7 @@ _PUBLIC = {
     "open_activations": "dbksvd_dask.store.activations",
     "open_codes": "dbksvd_dask.codes",
     "open_dictionary": "dbksvd_dask.store.runs",
+    "open_features": "dbksvd_dask.features",
     "open_statistics": "dbksvd_dask.store.codes",
     "save_dictionary": "dbksvd_dask.store.dictionary",
     "shuffle_activations": "dbksvd_dask.jobs.shuffle",
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from dbksvd_dask.codes import decode as decode
     from dbksvd_dask.codes import open_codes as open_codes
     from dbksvd_dask.dictionary import Dictionary as Dictionary
+    from dbksvd_dask.features import open_features as open_features
     from dbksvd_dask.jobs.encode import encode_store as encode_store
     from dbksvd_dask.jobs.import_ import import_activations as import_activations
     from dbksvd_dask.jobs.shuffle import shuffle_activations as shuffle_activations

@@ -9,6 +9,7 @@
 | `reconstruct` | what a dictionary, or an SAE of another tool, makes of activations |
 | `loss` | measures the loss with reconstructed activations |
 | `logits` | the tokens that an atom promotes and suppresses |
+| `rows` | the activations of one text |
 | `steering` | adds or removes an atom while the model runs |
 
 Only this folder knows torch and transformers, which the extra `lm` installs. Names are imported on first use.
@@ -32,6 +33,7 @@ _PUBLIC = {
     "read_texts": "dbksvd_dask.lm.texts",
     "saelens_reconstruction": "dbksvd_dask.lm.reconstruct",
     "steer": "dbksvd_dask.lm.steering",
+    "text_activations": "dbksvd_dask.lm.rows",
     "write_logits": "dbksvd_dask.lm.logits",
 }
 
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from dbksvd_dask.lm.model import open_model as open_model
     from dbksvd_dask.lm.reconstruct import dictionary_reconstruction as dictionary_reconstruction
     from dbksvd_dask.lm.reconstruct import saelens_reconstruction as saelens_reconstruction
+    from dbksvd_dask.lm.rows import text_activations as text_activations
     from dbksvd_dask.lm.steering import ablate as ablate
     from dbksvd_dask.lm.steering import steer as steer
     from dbksvd_dask.lm.texts import read_texts as read_texts

@@ -19,53 +19,28 @@ from dbksvd_dask.report.facts import (
     AtomFacts,
     CodeReader,
     SampleFacts,
-    Sizes,
     class_shares,
-    gather_atoms,
-    gather_samples,
     histogram_range,
 )
 from dbksvd_dask.report.inputs import Inputs
-from dbksvd_dask.report.naming import Explanation, keyword_names
+from dbksvd_dask.report.material import Material
 from dbksvd_dask.report.pack import Payload, narrow
 from dbksvd_dask.report.samples import Samples, TokenSamples
 from dbksvd_dask.report.sprites import make_sheets
-from dbksvd_dask.report.tokens import position_payload
+from dbksvd_dask.report.tokens import logits_payload, position_payload
 
 N_SHOWN_CLASSES = 4
 
 
-def gather(inputs: Inputs, sizes: Sizes) -> tuple[AtomFacts, SampleFacts]:
-    """Measure atoms and choose samples."""
-    facts = gather_atoms(inputs.reader, inputs.dictionary, sizes, inputs.moments)
-    inside = inputs.samples.also()
-    if inside is not None:
-        inside = inside[inside < inputs.reader.n_samples]
-    return facts, gather_samples(inputs.reader, facts.codes, sizes, inside, inputs.samples.groups())
-
-
-def page_content(
-    inputs: Inputs,
-    facts: AtomFacts,
-    shown: SampleFacts,
-    explanations: Mapping[int, Explanation],
-    title: str,
-) -> Payload:
-    """Build everything that the page's script reads.
-
-    Parameters
-    ----------
-    inputs : Inputs
-    facts : AtomFacts
-    shown : SampleFacts
-    explanations : mapping of atom to Explanation
-    title : str
-    """
+def page_content(material: Material) -> Payload:
+    """Build everything that the page's script reads."""
+    inputs, facts, shown = material.inputs, material.facts, material.shown
     parts = [
         _atoms(facts),
         _lists(shown),
         _samples(shown),
-        _names(inputs.samples, shown, explanations, inputs.dictionary.n_atoms),
+        _names(material),
+        logits_payload(material.logits),
         with_photo_codes(inputs.samples.payload(shown.sample), shown),
         _classes(inputs.reader, inputs.samples, shown),
         _context(inputs.reader, inputs.samples, shown),
@@ -74,7 +49,7 @@ def page_content(
     shape = getattr(inputs.samples, "shape", None)
     if shape is not None and math.prod(shape) == inputs.dictionary.n_features:
         parts.append(make_sheets("tiles", atom_tiles(inputs.dictionary.atoms, shape)))
-    head: dict[str, Any] = {"title": title, "version": dbksvd_dask.__version__}
+    head: dict[str, Any] = {"title": material.title, "version": dbksvd_dask.__version__}
     head["one_per"] = f", one per {inputs.samples.one_per}" if inputs.samples.one_per else ""
     head |= {"summary": summary(inputs, facts), "about": about(inputs)}
     arrays: dict[str, NDArray[Any]] = {}
@@ -170,9 +145,8 @@ def _atoms(facts: AtomFacts) -> Payload:
     )
 
 
-def _names(samples: Samples, shown: SampleFacts, given: Mapping[int, Explanation], n_atoms: int) -> Payload:
-    strongest = shown.lists.get("strongest")
-    keywords = [""] * n_atoms if strongest is None else keyword_names(samples, shown.sample, strongest)
+def _names(material: Material) -> Payload:
+    keywords, given = material.keywords, material.explanations
     head: dict[str, Any] = {"keywords": keywords if any(keywords) else None}
     if given:
         head["explanations"] = {str(atom): e.text for atom, e in given.items()}
@@ -207,6 +181,7 @@ def _lists(shown: SampleFacts) -> Payload:
     for name, places in shown.lists.items():
         arrays[f"{name}_sample"] = narrow(places)
         arrays[f"{name}_value"] = shown.activation[name]
+    arrays["quarter"] = shown.quarter.astype(np.float32)
     return Payload({"lists": list(shown.lists)}, arrays)
 
 

@@ -22,6 +22,7 @@ from dbksvd_dask.kernels.codes import class_sums
 from dbksvd_dask.report.coactivation import Coactivation, coactivation
 
 N_BINS = 32  # of an atom's histogram; even, so that zero is an edge
+N_QUARTERS = 4
 N_SHOWN_ATOMS = 5  # of a sample
 # Codes up to this size are read once and held; larger ones are read anew for each of the five passes.
 HOLD_BYTES = 1 << 30
@@ -40,8 +41,8 @@ class Sizes:
     Attributes
     ----------
     n_top, n_opposite, n_typical : int
-        Strongest samples of the atom's own sign, of the other sign, and samples drawn at random from all on
-        which it is active.
+        Strongest samples of the atom's own sign, of the other sign, and samples drawn at random from each quarter
+        of its own sign's activations.
     n_neighbours, n_partners : int
         Nearest atoms, and atoms active together with it.
     n_random : int
@@ -52,7 +53,7 @@ class Sizes:
 
     n_top: int = 10
     n_opposite: int = 4
-    n_typical: int = 6
+    n_typical: int = 2
     n_neighbours: int = 8
     n_partners: int = 8
     n_random: int = 500
@@ -93,9 +94,12 @@ class SampleFacts:
         Their codes, largest absolute coefficient first.
     l0 : int64 ndarray of shape (n_shown,)
     lists : dict of int64 ndarray of shape (n_atoms, n)
-        `strongest`, `opposite` and `typical`: places in `sample`, -1 where there are fewer.
+        `strongest`, `opposite` and `typical`: places in `sample`, -1 where there are fewer. The last has equally
+        many for each quarter, the strongest quarter first.
     activation : dict of float32 ndarray of shape (n_atoms, n)
         The atom's coefficient on each of those.
+    quarter : float64 ndarray of shape (n_atoms, 5)
+        Ends of the quarters, weakest first, in the atom's own sign.
     """
 
     sample: NDArray[np.int64]
@@ -104,6 +108,7 @@ class SampleFacts:
     l0: NDArray[np.int64]
     lists: dict[str, NDArray[np.int64]]
     activation: dict[str, NDArray[np.float32]]
+    quarter: NDArray[np.float64]
 
 
 class CodeReader:
@@ -197,6 +202,30 @@ def coefficient_histogram(reader: CodeReader, m: CodeMoments, n_bins: int = N_BI
     return total.reshape(reader.n_atoms, n_bins)
 
 
+def quarter_edges(histogram: NDArray[np.int64], m: CodeMoments) -> NDArray[np.float64]:
+    """Return values that cut each atom's coefficients of its own sign into quarters, shape (n_atoms, 5).
+
+    Read from the histogram, so a quarter holds about a fourth; within a bin, coefficients count as evenly spread.
+
+    Parameters
+    ----------
+    histogram : int64 ndarray of shape (n_atoms, n_bins)
+    m : CodeMoments
+        Of the same codes.
+    """
+    low, high = histogram_range(m)
+    flip = m.sign < 0
+    counts = np.where(flip[:, None], histogram[:, ::-1], histogram)
+    start, stop = np.where(flip, -high, low), np.where(flip, -low, high)
+    edge = start[:, None] + (stop - start)[:, None] * np.linspace(0, 1, histogram.shape[1] + 1)
+    own = np.where(edge[:, 1:] > 1e-12 * np.abs(stop[:, None]), counts, 0)
+    below = np.concatenate([np.zeros((len(own), 1)), np.cumsum(own, axis=1)], axis=1)
+    wanted = below[:, -1:] * np.linspace(0, 1, N_QUARTERS + 1)
+    out = np.array([np.interp(w, b, e) for w, b, e in zip(wanted, below, edge, strict=True)])
+    out[:, 0] = 0.0
+    return out
+
+
 def _activity(reader: CodeReader) -> sp.csr_array:
     """Mark where atoms are active, on evenly spaced samples: (n_rows, n_atoms)."""
     step = -(-reader.n_samples // COACTIVATION_SAMPLES)
@@ -246,6 +275,7 @@ def class_shares(
 def gather_samples(
     reader: CodeReader,
     m: CodeMoments,
+    histogram: NDArray[np.int64],
     sizes: Sizes,
     also: NDArray[np.int64] | None = None,
     groups: NDArray[np.int64] | None = None,
@@ -256,13 +286,16 @@ def gather_samples(
     ----------
     reader : CodeReader
     m : CodeMoments of the same codes
+    histogram : int64 ndarray of shape (n_atoms, n_bins)
+        From `coefficient_histogram`.
     sizes : Sizes
     also : int64 ndarray, optional
         Further samples to show.
     groups : int64 ndarray of shape (n_samples,), optional
         Of the samples of one group, lists by strength hold only the strongest.
     """
-    chosen = _choose(reader, m, sizes, groups)
+    quarter = quarter_edges(histogram, m)
+    chosen = _choose(reader, m, quarter, sizes, groups)
     random = np.random.default_rng(sizes.seed).choice(
         reader.n_samples, min(sizes.n_random, reader.n_samples), replace=False
     )
@@ -275,19 +308,17 @@ def gather_samples(
     atom = np.take_along_axis(atom, order, axis=1)
     coefficient = np.take_along_axis(coefficient, order, axis=1)
     l0 = np.count_nonzero((atom >= 0) & (coefficient != 0), axis=1)
-    return SampleFacts(sample, atom, coefficient, l0, lists, activation)
+    return SampleFacts(sample, atom, coefficient, l0, lists, activation, quarter)
 
 
 def _choose(
-    reader: CodeReader, m: CodeMoments, sizes: Sizes, groups: NDArray[np.int64] | None
+    reader: CodeReader,
+    m: CodeMoments,
+    quarter: NDArray[np.float64],
+    sizes: Sizes,
+    groups: NDArray[np.int64] | None,
 ) -> dict[str, NDArray[np.int64]]:
     """Choose samples of every atom, by strength of either sign and at random: (n_atoms, n) each."""
-
-    def random_keys() -> Iterator[tuple[Any, Any]]:
-        # the strongest of random numbers are a uniform draw, and one that does not depend on the blocks' sizes
-        rng = np.random.default_rng([sizes.seed, 1])
-        for atom, coefficient in reader.blocks():
-            yield atom, np.where(coefficient != 0, 1.0 - rng.random(coefficient.shape), 0.0)
 
     def strongest(n: int, sign: NDArray[np.float64]) -> NDArray[np.int64]:
         wanted = n if groups is None else n * GROUP_REACH
@@ -297,8 +328,25 @@ def _choose(
     return {
         "strongest": strongest(sizes.n_top, m.sign),
         "opposite": strongest(sizes.n_opposite, -m.sign),
-        "typical": stream_top_samples(random_keys, reader.n_atoms, sizes.n_typical).sample,
+        "typical": _drawn(reader, m, quarter, sizes),
     }
+
+
+def _drawn(reader: CodeReader, m: CodeMoments, quarter: NDArray[np.float64], sizes: Sizes) -> NDArray[np.int64]:
+    """Draw samples at random from each quarter of every atom, strongest quarter first: (n_atoms, 4 n_typical)."""
+
+    def random_keys() -> Iterator[tuple[Any, Any]]:
+        # the strongest of random numbers are a uniform draw, and one that does not depend on the blocks' sizes
+        rng = np.random.default_rng([sizes.seed, 1])
+        for atom, coefficient in reader.blocks():
+            key = 1.0 - rng.random(coefficient.shape)
+            strength = coefficient * m.sign[atom]
+            weaker = sum(strength <= quarter[atom, q] for q in range(1, N_QUARTERS))
+            inside = (atom >= 0) & (strength > 0)
+            yield np.where(inside, atom * N_QUARTERS + weaker, -1).astype(np.int32), np.where(inside, key, 0.0)
+
+    found = stream_top_samples(random_keys, reader.n_atoms * N_QUARTERS, sizes.n_typical).sample
+    return found.reshape(reader.n_atoms, -1)
 
 
 def first_of_groups(rows: NDArray[np.int64], groups: NDArray[np.int64], n: int) -> NDArray[np.int64]:

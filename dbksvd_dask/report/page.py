@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 import re
 from collections.abc import Sequence
 from html import escape
@@ -12,14 +11,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from dbksvd_dask.errors import InputError, StoreError
-from dbksvd_dask.report.content import gather, page_content
-from dbksvd_dask.report.facts import Sizes
+from dbksvd_dask.errors import StoreError
+from dbksvd_dask.report.content import page_content
 from dbksvd_dask.report.figures import overview_figures
-from dbksvd_dask.report.inputs import open_inputs
-from dbksvd_dask.report.naming import read_explanations
+from dbksvd_dask.report.material import Material, gather_material
 from dbksvd_dask.report.pack import Payload, compress, pack
-from dbksvd_dask.report.tokens import logits_payload
 from dbksvd_dask.store.atomic import staged
 from dbksvd_dask.store.paths import PathLike
 
@@ -85,18 +81,28 @@ def write_report(
     >>> write_report(model, model.transform(Y), "page.html")
     'page.html'
     """
-    if n_top < 1:
-        raise InputError(f"n_top={n_top} is too small; show at least 1 sample per atom")
-    inputs = open_inputs(run, codes, samples, activations, image_shape, max_samples)
-    named = read_explanations(explanations, inputs.dictionary.n_atoms)
-    effects = logits_payload(logits, inputs.dictionary.n_atoms)
-    facts, shown = gather(inputs, Sizes(n_top=n_top, seed=seed))
-    heading = title or _run_name(run)
-    content = page_content(inputs, facts, shown, named, heading)
-    content = Payload(content.head | effects.head, content.arrays | effects.arrays)
+    material = gather_material(
+        run,
+        codes,
+        samples=samples,
+        activations=activations,
+        explanations=explanations,
+        logits=logits,
+        title=title,
+        image_shape=image_shape,
+        max_samples=max_samples,
+        n_top=n_top,
+        seed=seed,
+    )
+    return write_page(Path(out), page_html(material))
+
+
+def page_html(material: Material) -> str:
+    """Draw the page as HTML that needs nothing else."""
+    inputs = material.inputs
     histogram = None if inputs.errors is None else inputs.errors.histogram
-    figures = overview_figures(inputs.dictionary, facts, histogram)
-    return _write(Path(out), render(content, figures, heading))
+    figures = overview_figures(inputs.dictionary, material.facts, histogram)
+    return render(page_content(material), figures, material.title)
 
 
 def render(content: Payload, figures: Sequence[tuple[str, str]], title: str) -> str:
@@ -131,11 +137,8 @@ def _asset(name: str) -> str:
     return resources.files("dbksvd_dask.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def _run_name(run: Any) -> str:
-    return Path(os.fspath(run)).name or "run" if isinstance(run, str | os.PathLike) else "DBKSVD"
-
-
-def _write(path: Path, page: str) -> str:
+def write_page(path: Path, page: str) -> str:
+    """Write a page to a file, which appears when it is complete; return its path."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with staged(path) as scratch:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import zarr
@@ -26,6 +26,19 @@ MAX_NAMES = 100_000
 # With more samples than this, near-duplicates are not searched for.
 MAX_GROUPED = 50_000_000
 Ids = NDArray[np.int64]
+
+
+class Excerpt(NamedTuple):
+    """A text short enough to show, and the characters of it that are the sample: none of a whole text."""
+
+    text: str
+    start: int = 0
+    end: int = 0
+
+    @property
+    def token(self) -> str:
+        """The marked characters."""
+        return self.text[self.start : self.end]
 
 
 class Samples:
@@ -75,6 +88,10 @@ class Samples:
         """Return the text from which an atom's name is made, for each of these samples; None if there is none."""
         return None
 
+    def excerpts(self, ids: Ids) -> list[Excerpt] | None:
+        """Return the text to show for each of these samples, increasing; None if there is none."""
+        return None
+
 
 # -- texts -----------------------------------------------------------------------------------------------
 
@@ -103,12 +120,15 @@ class TextSamples(Samples):
 
     def payload(self, ids: Ids) -> Payload:
         """Pack the texts, cut where they are long."""
-        texts = [_cut(text) for text in self.words(ids)]
-        return Payload({"kind": self.kind, "texts": texts})
+        return Payload({"kind": self.kind, "texts": [excerpt.text for excerpt in self.excerpts(ids)]})
 
     def words(self, ids: Ids) -> list[str]:
         """Return the texts."""
         return pick_texts(self._texts, ids)
+
+    def excerpts(self, ids: Ids) -> list[Excerpt]:
+        """Return the texts, cut where they are long."""
+        return [Excerpt(_cut(text)) for text in self.words(ids)]
 
 
 class StoreTexts(TextSamples):
@@ -150,8 +170,9 @@ class PlacedTokens:
     Attributes
     ----------
     texts : list of str
-    text, start, end, shift : int64 ndarray of shape (n,)
-        Piece of each token, the characters it covers there, and how many were cut off before the piece.
+    text, start, end, shift, source : int64 ndarray of shape (n,)
+        Piece of each token, the characters it covers there, how many were cut off before the piece, and the number
+        of the whole text.
     """
 
     texts: list[str]
@@ -159,6 +180,7 @@ class PlacedTokens:
     start: NDArray[np.int64]
     end: NDArray[np.int64]
     shift: NDArray[np.int64]
+    source: NDArray[np.int64]
 
 
 class TokenSamples(Samples):
@@ -225,7 +247,7 @@ class TokenSamples(Samples):
                 piece, shift[i] = _window(whole[t], a, b)
                 text[i] = len(texts)
                 texts.append(piece)
-        return PlacedTokens(texts, text, tokens.start - shift, tokens.end - shift, shift)
+        return PlacedTokens(texts, text, tokens.start - shift, tokens.end - shift, shift, tokens.text)
 
     def payload(self, ids: Ids) -> Payload:
         """Pack each text once, and for each sample its text and the place of its token in UTF-16 units."""
@@ -234,7 +256,7 @@ class TokenSamples(Samples):
             name: np.array([utf16(placed.texts[t], c) for t, c in zip(placed.text, where, strict=True)], np.int64)
             for name, where in (("sample_start", placed.start), ("sample_end", placed.end))
         }
-        arrays = {"sample_text": placed.text, **ends}
+        arrays = {"sample_text": placed.text, "sample_source": placed.source, **ends}
         return Payload({"kind": self.kind, "texts": placed.texts}, {n: narrow(a) for n, a in arrays.items()})
 
     def words(self, ids: Ids) -> list[str]:
@@ -243,6 +265,12 @@ class TokenSamples(Samples):
         whole = self._whole_texts(ids, tokens)
         spans = zip(tokens.text.tolist(), tokens.start.tolist(), tokens.end.tolist(), strict=True)
         return [_word(whole[t], a, b) for t, a, b in spans]
+
+    def excerpts(self, ids: Ids) -> list[Excerpt]:
+        """Return pieces of text that contain the samples, with the characters of each token."""
+        placed = self.place(ids)
+        spans = zip(placed.text.tolist(), placed.start.tolist(), placed.end.tolist(), strict=True)
+        return [Excerpt(placed.texts[t], a, b) for t, a, b in spans]
 
 
 def utf16(text: str, place: int) -> int:

@@ -21,8 +21,11 @@ N_BINS = 16
 SIDES = ("positive", "negative")
 
 
-def logits_payload(given: Any, n_atoms: int) -> Payload:
-    """Logits as the page holds them: each token once, and for every atom and side its tokens and their values.
+Logits = list[dict[str, list[tuple[str, float]]]]
+
+
+def read_logits(given: Any, n_atoms: int) -> Logits | None:
+    """Read the tokens that every atom promotes (`positive`) and suppresses (`negative`); None for None.
 
     Parameters
     ----------
@@ -31,7 +34,7 @@ def logits_payload(given: Any, n_atoms: int) -> Payload:
         Of the dictionary.
     """
     if given is None:
-        return Payload()
+        return None
     where = os.fspath(given) if isinstance(given, str | os.PathLike) else "logits"
     content = given if isinstance(given, Mapping) else _read(where)
     try:
@@ -45,6 +48,14 @@ def logits_payload(given: Any, n_atoms: int) -> Payload:
         raise MismatchError(
             f"{where} is about {len(order)} atoms, the dictionary has {n_atoms}; write it for this run"
         )
+    return atoms
+
+
+def logits_payload(atoms: Logits | None) -> Payload:
+    """Pack logits: each token once, and for every atom and side its tokens and their values."""
+    if atoms is None:
+        return Payload()
+    n_atoms = len(atoms)
     names = sorted({token for one in atoms for side in SIDES for token, _ in one[side]})
     number = {token: i for i, token in enumerate(names)}
     arrays: dict[str, NDArray[Any]] = {}

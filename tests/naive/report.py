@@ -74,3 +74,15 @@ def page_data(path):
     html = Path(path).read_text(encoding="utf-8")
     text = re.search(r'id="data">([A-Za-z0-9+/=]*)</script>', html)[1]
     return unpack(gzip.decompress(base64.b64decode(text)))
+
+
+def naive_quarters(strength, edges):
+    """Count strengths in each quarter, one by one, strongest quarter first."""
+    counts = [0, 0, 0, 0]
+    for x in strength:
+        place = 3
+        for q in (1, 2, 3):
+            if x > edges[q]:
+                place = 3 - q
+        counts[place] += 1
+    return np.array(counts)

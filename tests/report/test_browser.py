@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
+from dbksvd_dask.features import open_features
 from dbksvd_dask.model import encode
 from dbksvd_dask.report import write_report
 from tests.helpers.jobs import PATIENCE
@@ -151,6 +152,24 @@ def test_search_sort_open_follow_a_neighbour_and_read_a_sample(driver, words):
     assert page.complaints() == []
 
 
+def test_search_has_the_order_of_the_library_and_samples_stand_in_quarters(driver, words):
+    path, codes, texts = words
+    D = np.random.default_rng(4).standard_normal((1500 - len(WORDS), 16))
+    dictionary = dictionary_of(np.concatenate([text_samples(600)[2], unit(D)]))
+    features = open_features(dictionary, codes, texts, explanations={3: ("elm trees", 0.5)})
+    page = Page(driver, path)
+    for query in ("elm", "oak pine", "tree"):
+        page.go("#atoms")
+        page.run("document.getElementById('search').value = arguments[0]", query)
+        page.run("document.getElementById('search').dispatchEvent(new Event('input'))")
+        expected = features.search(query, 1500).atoms
+        assert page.rows()[:20] == expected[:20]
+        assert page.texts("#atoms-count")[0].startswith(f"{len(expected):,} of")
+    page.go("#atom/3")
+    assert len(page.texts("[data-list=typical] [data-quarter]")) == 4
+    assert page.complaints() == []
+
+
 def test_text_of_a_sample_stays_text(driver, words):
     page = Page(driver, words[0])
     page.go("#samples")
@@ -227,7 +246,7 @@ def test_light_and_dark_follow_the_system_and_the_button(driver, words):
 
 def test_overview_has_figures_and_a_map_to_click(driver, words):
     page = Page(driver, words[0])
-    assert len(page.texts("#tiles .tile")) == 12
+    assert len(page.texts("#tiles .tile")) == 11
     assert page.run(
         "return [...document.querySelectorAll('.chart')].every(c => c.getBoundingClientRect().height > 100)"
     )

@@ -30,6 +30,11 @@ def codes(rng):
     return make_codes(atom, coefficient, {"n_atoms": N_ATOMS})
 
 
+def gathered(reader, moments, sizes, also=None, groups=None):
+    histogram = report_facts.coefficient_histogram(reader, moments)
+    return report_facts.gather_samples(reader, moments, histogram, sizes, also, groups)
+
+
 def pair(codes):
     return np.asarray(codes["atom"]), np.asarray(codes["coefficient"])
 
@@ -73,7 +78,7 @@ def test_class_shares_equal_counting(codes, rng):
 def test_lists_hold_the_strongest_samples_of_either_sign(codes):
     atom, coefficient = pair(codes)
     moments = code_moments(atom, coefficient, N_ATOMS)
-    shown = report_facts.gather_samples(CodeReader(codes, N_ATOMS), moments, Sizes(n_top=6, n_opposite=3))
+    shown = gathered(CodeReader(codes, N_ATOMS), moments, Sizes(n_top=6, n_opposite=3))
     for name, flip, n in (("strongest", 1, 6), ("opposite", -1, 3)):
         for j in range(N_ATOMS):
             places = shown.lists[name][j]
@@ -84,7 +89,7 @@ def test_lists_hold_the_strongest_samples_of_either_sign(codes):
 def test_every_listed_value_is_the_coefficient_of_that_sample(codes):
     atom, coefficient = pair(codes)
     moments = code_moments(atom, coefficient, N_ATOMS)
-    shown = report_facts.gather_samples(CodeReader(codes, N_ATOMS), moments, Sizes())
+    shown = gathered(CodeReader(codes, N_ATOMS), moments, Sizes())
     assert set(shown.lists) == {"strongest", "opposite", "typical"}
     for name, places in shown.lists.items():
         for j, p in zip(*np.nonzero(places >= 0), strict=True):
@@ -93,19 +98,41 @@ def test_every_listed_value_is_the_coefficient_of_that_sample(codes):
             assert shown.activation[name][j, p] != 0
 
 
-def test_typical_samples_are_drawn_from_the_active_ones_without_repeats(codes):
-    moments = code_moments(*pair(codes), N_ATOMS)
-    shown = report_facts.gather_samples(CodeReader(codes, N_ATOMS), moments, Sizes(n_typical=5))
-    counts = (shown.lists["typical"] >= 0).sum(axis=1)
-    np.testing.assert_array_equal(counts, np.minimum(moments.n_active, 5))
-    for row in shown.lists["typical"]:
+def test_typical_samples_are_drawn_from_each_quarter_without_repeats(codes):
+    atom, coefficient = pair(codes)
+    moments = code_moments(atom, coefficient, N_ATOMS)
+    shown = gathered(CodeReader(codes, N_ATOMS), moments, Sizes(n_typical=3))
+    for j, row in enumerate(shown.lists["typical"]):
+        own = moments.sign[j] * coefficient[atom == j]
+        inside = naive.naive_quarters(own[own > 0], shown.quarter[j])
+        held = (row.reshape(4, 3) >= 0).sum(axis=1)
+        np.testing.assert_array_equal(held, np.minimum(inside, 3))
         assert len(set(row[row >= 0])) == (row >= 0).sum()
+        values = moments.sign[j] * shown.activation["typical"][j].reshape(4, 3)
+        for q, group in enumerate(values):
+            low, high = shown.quarter[j, 3 - q], shown.quarter[j, 4 - q]
+            assert ((group[group != 0] > low) & (group[group != 0] <= high * (1 + 1e-6))).all()
+
+
+@pytest.mark.parametrize("flip", [1, -1])
+def test_quarters_hold_a_fourth_each(rng, flip):
+    atom = np.zeros((4000, 1), np.int32)
+    coefficient = (flip * rng.gamma(3.0, 1.0, (4000, 1))).astype(np.float32)
+    coefficient[:200] *= -1  # the other sign does not count
+    moments = code_moments(atom, coefficient, 1)
+    histogram = report_facts.coefficient_histogram(CodeReader(make_codes(atom, coefficient, {}), 1), moments)
+    (edges,) = report_facts.quarter_edges(histogram, moments)
+    own = flip * coefficient[flip * coefficient > 0]
+    assert edges[0] == 0
+    assert edges[-1] == pytest.approx(own.max())
+    counts = naive.naive_quarters(own, edges)
+    np.testing.assert_allclose(counts[::-1] / own.size, 0.25, atol=0.03)
 
 
 def test_shown_codes_are_those_of_the_samples_by_size(codes):
     atom, coefficient = pair(codes)
     moments = code_moments(atom, coefficient, N_ATOMS)
-    shown = report_facts.gather_samples(CodeReader(codes, N_ATOMS), moments, Sizes(), also=np.array([7]))
+    shown = gathered(CodeReader(codes, N_ATOMS), moments, Sizes(), also=np.array([7]))
     assert 7 in shown.sample
     sizes = np.abs(shown.coefficient)
     assert (np.diff(sizes, axis=1) <= 0).all()
@@ -119,8 +146,8 @@ def test_lazy_codes_give_the_same_lists(codes, chunk, monkeypatch):
     monkeypatch.setattr(codes_module, "BLOCK_ROWS", 50)
     monkeypatch.setattr(report_facts, "HOLD_BYTES", 0)
     moments = code_moments(*pair(codes), N_ATOMS)
-    whole = report_facts.gather_samples(CodeReader(codes, N_ATOMS), moments, Sizes())
-    lazy = report_facts.gather_samples(CodeReader(codes.chunk({"sample": chunk}), N_ATOMS), moments, Sizes())
+    whole = gathered(CodeReader(codes, N_ATOMS), moments, Sizes())
+    lazy = gathered(CodeReader(codes.chunk({"sample": chunk}), N_ATOMS), moments, Sizes())
     np.testing.assert_array_equal(whole.sample, lazy.sample)
     for name in whole.lists:
         np.testing.assert_array_equal(whole.lists[name], lazy.lists[name])
@@ -175,7 +202,7 @@ def test_of_a_group_only_the_first_is_listed():
 def test_lists_by_strength_hold_one_sample_per_group(codes):
     moments = code_moments(*pair(codes), N_ATOMS)
     groups = np.arange(300) // 25
-    shown = report_facts.gather_samples(CodeReader(codes, N_ATOMS), moments, Sizes(), groups=groups)
+    shown = gathered(CodeReader(codes, N_ATOMS), moments, Sizes(), groups=groups)
     for row in shown.lists["strongest"]:
         held = groups[shown.sample[row[row >= 0]]]
         assert len(set(held)) == len(held)

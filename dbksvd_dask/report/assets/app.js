@@ -159,6 +159,13 @@ async function start() {
   byId('theme').addEventListener('click', toggleTheme);
   byId('help-open').addEventListener('click', () => byId('help').showModal());
   document.addEventListener('keydown', onKey);
+  // in a frame of a notebook, a link to a place of the page would lead to the notebook
+  document.addEventListener('click', event => {
+    const link = event.target.closest('a[href^="#"]');
+    if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();
+    location.hash = link.getAttribute('href');
+  });
   window.addEventListener('hashchange', route);
   window.addEventListener('resize', () => { if (tables[state.view]) tables[state.view].draw(); else if (state.view === 'overview') drawMap(); });
   window.addEventListener('beforeprint', onPrint);

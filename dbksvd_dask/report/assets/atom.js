@@ -102,7 +102,7 @@ function classCard(j) {
 
 const LISTS = {
   strongest: j => `Strongest samples${report.head.one_per || ''}${array('mean')[j] < 0 ? '; this atom is mostly negative' : ''}`,
-  typical: () => 'Drawn at random from all on which it is active',
+  typical: () => 'Drawn at random from each quarter of its activations',
   opposite: () => 'Strongest of the other sign',
 };
 
@@ -116,11 +116,27 @@ function sampleCard(name, j) {
   const entries = [];
   places.forEach((p, i) => { if (p >= 0) entries.push([p, values[i], entryNumber(name, j * n + i)]); });
   if (!entries.length) return null;
+  return h('div', { class: 'card', 'data-list': name }, h('h3', {}, LISTS[name](j)),
+    name === 'typical' ? quarterGroups(j, entries) : sampleList(j, entries));
+}
+
+function sampleList(j, entries) {
   const most = array('largest')[j];
-  const body = hasPictures()
+  return hasPictures()
     ? h('div', { class: 'gallery' }, entries.map(([p, value]) => h('a', { href: `#sample/${sampleNumber(p)}` }, samplePicture(p, 66), digits(value))))
     : h('ul', { class: 'list samples' }, entries.map(([p, value, e]) => h('li', {}, valueBar(value, most), textNode(p, e, most), label(p))));
-  return h('div', { class: 'card', 'data-list': name }, h('h3', {}, LISTS[name](j)), body);
+}
+
+const QUARTERS = ['Strongest quarter', 'Second quarter', 'Third quarter', 'Weakest quarter'];
+
+// samples under the quarter of the atom's activations that they were drawn from
+function quarterGroups(j, entries) {
+  const edges = row('quarter', j);
+  return QUARTERS.map((title, q) => {
+    const low = edges[3 - q], high = edges[4 - q];
+    const inside = entries.filter(([, value]) => (q === 0 || Math.abs(value) <= edges[4 - q]) && Math.abs(value) > low);
+    return inside.length ? h('div', { 'data-quarter': q }, h('p', { class: 'note quarter' }, `${title}: ${digits(low)} to ${digits(high)}`), sampleList(j, inside)) : null;
+  });
 }
 
 // number of an entry of a list among all entries of all lists, in the order in which they were packed

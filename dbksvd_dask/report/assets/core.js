@@ -106,6 +106,12 @@ function placeOf(number) {
   return numbers[low] === number ? low : -1;
 }
 
+// the token that is the sample, in lower case; empty for a whole text
+function sampleToken(p) {
+  if (report.head.kind !== 'token') return '';
+  return sampleText(p).slice(array('sample_start')[p], array('sample_end')[p]).toLowerCase();
+}
+
 function sampleText(p) {
   const texts = report.head.texts;
   if (!texts) return '';

@@ -34,7 +34,6 @@ function tiles(s) {
     ['Over-dense atoms', share(s.n_over_dense, s.n_atoms), `active on over ${percent(s.over_dense)}`, s.n_over_dense > 0.05 * s.n_atoms],
     ['Mutual coherence', digits(s.mutual_coherence), `Welch bound ${digits(s.welch_bound)}`],
     ['Near-duplicates', share(s.n_near_duplicates, s.n_atoms), `|cosine| above ${digits(s.duplicate_threshold, 2)}`, s.n_near_duplicates > 0.05 * s.n_atoms],
-    ['Recoverable k', whole(s.recoverable_k), 'k < (1 + 1/μ)/2, for certain'],
     ['Positive share', percent(s.sign_balance_mean), 'mean over atoms'],
   ];
   return list.filter(t => t[1] !== null).map(([name, value, note, warn]) =>

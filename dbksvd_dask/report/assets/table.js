@@ -136,15 +136,26 @@ const FILTERS = {
 let nameIndex = null, textIndex = null;
 
 function buildNames() {
-  nameIndex = Array.from({ length: nAtoms() }, (_, j) => [explanation(j), keywords(j), className(topClass(j))].join(' ').toLowerCase());
+  nameIndex = Array.from({ length: nAtoms() }, (_, j) => {
+    const name = [explanation(j), keywords(j), className(topClass(j))].join(' ').toLowerCase();
+    return { name, words: new Set(name.match(/[\p{L}\p{N}]+/gu)) };
+  });
 }
 
 function buildTexts() {
   textIndex = Array.from({ length: nAtoms() }, (_, j) => (report.head.texts && array('strongest_sample')
-    ? Array.from(row('strongest_sample', j)).filter(p => p >= 0).map(sampleText).join('\n').toLowerCase() : ''));
+    ? Array.from(row('strongest_sample', j)).filter(p => p >= 0).map(p => ({ text: sampleText(p).toLowerCase(), token: sampleToken(p) })) : []));
 }
 
-// atoms that match, best first: by number, by name, by the text of a strongest sample
+// how an atom matches: whole words of its name, then tokens, then texts of its strongest samples that have every word
+function matchOf(j, words) {
+  const has = text => words.every(w => text.includes(w));
+  const whole = words.every(w => nameIndex[j].words.has(w));
+  const tokens = textIndex[j].filter(t => has(t.token)).length, texts = textIndex[j].filter(t => has(t.text)).length;
+  return whole || texts || has(nameIndex[j].name) ? { j, whole, tokens, texts } : null;
+}
+
+// atoms that match, best first; report/searching.py has the same order
 function searchAtoms(query, keep) {
   const rows = [];
   for (let j = 0; j < nAtoms(); j++) if (keep(j)) rows.push(j);
@@ -153,13 +164,9 @@ function searchAtoms(query, keep) {
   if (!nameIndex) buildNames();
   if (!textIndex) buildTexts();
   const number = words.length === 1 ? words[0].replace(/^#/, '') : '';
-  const found = [[], [], []];
-  for (const j of rows) {
-    if (String(j) === number) found[0].push(j);
-    else if (words.every(w => nameIndex[j].includes(w))) found[1].push(j);
-    else if (words.every(w => textIndex[j].includes(w) || nameIndex[j].includes(w))) found[2].push(j);
-  }
-  return found.flat();
+  const found = rows.map(j => matchOf(j, words)).filter(m => m && String(m.j) !== number);
+  found.sort((a, b) => b.whole - a.whole || b.tokens - a.tokens || b.texts - a.texts || a.j - b.j);
+  return [...rows.filter(j => String(j) === number), ...found.map(m => m.j)];
 }
 
 function searchSamples(query) {

@@ -1,0 +1,230 @@
+"""Answers to questions about features: what a search, a vector or a text leads to, shown in a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dbksvd_dask.report import cards
+from dbksvd_dask.report.feature import Feature, Related, related_html
+from dbksvd_dask.report.material import Material
+from dbksvd_dask.report.samples import Excerpt
+from dbksvd_dask.report.searching import Match, around, marked
+
+Rows = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Matches:
+    """Features that match a search, best first.
+
+    Attributes
+    ----------
+    material : Material
+    query : str
+    matches : tuple of Match
+    """
+
+    material: Material
+    query: str
+    matches: tuple[Match, ...]
+
+    @property
+    def atoms(self) -> list[int]:
+        """Numbers of the features, best first."""
+        return [m.atom for m in self.matches]
+
+    def __len__(self) -> int:
+        """How many were found."""
+        return len(self.matches)
+
+    def __iter__(self) -> Iterator[Feature]:
+        """Walk over the features."""
+        return (Feature(self.material, j) for j in self.atoms)
+
+    def __getitem__(self, i: int) -> Feature:
+        """The feature at a place of the list."""
+        return Feature(self.material, self.matches[i].atom)
+
+    def __repr__(self) -> str:
+        """One line per feature."""
+        lines = [f"{m.atom:6d}  {self.material.name(m.atom)}" for m in self.matches]
+        return "\n".join([f"{len(self)} features match {self.query!r}", *lines])
+
+    def _repr_html_(self) -> str:
+        words = self.query.lower().split()
+        rows = [self._row(m, words) for m in self.matches]
+        body = cards.table(rows, ("feature", "name", "samples", "match")) or "Nothing matches."
+        return cards.box(cards.heading(f"{len(self)} features", f"for “{self.query}”"), body)
+
+    def _row(self, m: Match, words: list[str]) -> tuple[str, ...]:
+        excerpts = self.material.excerpts
+        shown = "" if excerpts is None or m.place < 0 else around(excerpts[m.place], words)
+        name = cards.pieces(marked(self.material.name(m.atom), words))
+        return str(m.atom), name, str(m.n_texts), cards.pieces(marked(shown, words))
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """Features near one, nearest first.
+
+    Attributes
+    ----------
+    related : tuple of Related
+        With `atom`, `value` (the cosine) and `name`.
+    """
+
+    related: tuple[Related, ...]
+
+    @property
+    def atoms(self) -> list[int]:
+        """Numbers of the features, nearest first."""
+        return [r.atom for r in self.related]
+
+    def __repr__(self) -> str:
+        """One line per feature."""
+        return "\n".join(f"{r.atom:6d}  {r.value:6.3f}  {r.name}" for r in self.related)
+
+    def _repr_html_(self) -> str:
+        return cards.box(related_html(list(self.related)))
+
+
+@dataclass(frozen=True, eq=False)
+class Active:
+    """The features that are active on a sample or on the tokens of a text, strongest first.
+
+    Attributes
+    ----------
+    material : Material
+    atom, coefficient : ndarray of shape (n_tokens, k)
+        Codes; -1 where a slot is empty.
+    excerpt : Excerpt, or None
+        The text.
+    picture : uint8 ndarray of shape (height, width, 3), or None
+    spans : tuple of (start, end), one per token
+        Characters of the text; empty where it is one sample.
+    """
+
+    material: Material
+    atom: Rows
+    coefficient: Rows
+    excerpt: Excerpt | None = None
+    picture: npt.NDArray[np.uint8] | None = None
+    spans: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def strength(self) -> dict[int, float]:
+        """Coefficient of each active feature, of the largest size over the tokens, strongest first."""
+        order = np.argsort(-np.abs(self.coefficient), axis=None, kind="stable")
+        pairs = zip(self.atom.ravel()[order].tolist(), self.coefficient.ravel()[order].tolist(), strict=True)
+        out: dict[int, float] = {}
+        for j, x in pairs:
+            if j >= 0 and x != 0:
+                out.setdefault(j, x)
+        return out
+
+    @property
+    def atoms(self) -> list[int]:
+        """Numbers of the features, strongest first."""
+        return list(self.strength)
+
+    def along(self, atom: int) -> Rows:
+        """Return the coefficient of one feature on each token, (n_tokens,)."""
+        return np.where(self.atom == atom, self.coefficient, 0).sum(axis=1)
+
+    def to_pandas(self) -> Any:
+        """Return the active features as a pandas DataFrame, strongest first."""
+        import pandas as pd
+
+        strength = self.strength
+        names = [self.material.name(j) for j in strength]
+        columns = {"coefficient": list(strength.values()), "name": names}
+        return pd.DataFrame(columns, index=pd.Index(list(strength), name="feature"))
+
+    def __repr__(self) -> str:
+        """One line per feature."""
+        return "\n".join(f"{j:6d}  {x:8.3g}  {self.material.name(j)}" for j, x in self.strength.items())
+
+    def _repr_html_(self) -> str:
+        strength = self.strength
+        most = max(map(abs, strength.values()), default=0.0)
+        rows = [self._row(j, x, most) for j, x in list(strength.items())[:12]]
+        more = f"{len(strength)} features are active" + (", the strongest of them:" if len(strength) > 12 else ":")
+        return cards.box(self._shown(), cards.section(more, cards.table(rows)))
+
+    def _shown(self) -> str:
+        if self.picture is not None:
+            return cards.image(self.picture, "sample", 96)
+        return "" if self.excerpt is None or self.spans else cards.excerpt_html(self.excerpt)
+
+    def _row(self, atom: int, value: float, most: float) -> tuple[str, ...]:
+        cells = (str(atom), cards.bar(value, most), escape(self.material.name(atom)))
+        if not self.spans or self.excerpt is None:
+            return cells
+        values = self.along(atom).tolist()
+        spans = [(a, b, x) for (a, b), x in zip(self.spans, values, strict=True)]
+        return (*cells, cards.tokens_html(self.excerpt.text, spans))
+
+
+@dataclass(frozen=True)
+class Steered:
+    """A text continued with and without a feature.
+
+    Attributes
+    ----------
+    atom : int
+    name : str
+    strength : float
+    prompt, plain, steered : str
+    """
+
+    atom: int
+    name: str
+    strength: float
+    prompt: str
+    plain: str
+    steered: str
+
+    def __repr__(self) -> str:
+        """Both continuations."""
+        named = f"feature {self.atom} x {self.strength:g}"
+        return f"as it is: {self.prompt}{self.plain}\n{named}: {self.prompt}{self.steered}"
+
+    def _repr_html_(self) -> str:
+        named = f"feature {self.atom} times {cards.number(self.strength)}"
+        rows = [
+            (escape(title), escape(self.prompt) + cards.pieces([(text, title != "as it is")]))
+            for title, text in (("as it is", self.plain), (named, self.steered))
+        ]
+        return cards.box(cards.heading(f"Steered by feature {self.atom}", self.name), cards.table(rows))
+
+
+@dataclass(frozen=True, eq=False)
+class Explorer:
+    """The report page in a frame of a notebook.
+
+    Attributes
+    ----------
+    page : str
+        The whole page, HTML.
+    height : int
+        In pixels.
+    """
+
+    page: str
+    height: int
+
+    def __repr__(self) -> str:
+        """What it is where no HTML is shown."""
+        return f"<Explorer: a page of {len(self.page) / 1e6:.1f} MB, shown in a notebook>"
+
+    def _repr_html_(self) -> str:
+        style = f"width:100%;height:{self.height}px;border:1px solid rgba(128,128,128,.3);border-radius:6px"
+        # scripts of the page run in an origin of their own, out of reach of the notebook's
+        frame = f'<iframe title="features" sandbox="allow-scripts" style="{style}"'
+        return f'{frame} srcdoc="{escape(self.page)}"></iframe>'
