@@ -113,10 +113,10 @@ def dbksvd_rows(
     for method, how in fits(name, growth).items():
         if only not in method:
             continue
-        model, seconds = fit_dbksvd(name, samples, l0, seed, how)
-        # a growing dictionary learns its threshold for one of them
+        # a threshold is learned for one way to encode
         for encode in ("plain", "staged") if "groups" in how else (how.get("encode", "plain"),):
-            model.set_params(encode=encode, refit=True, output="sparse")
+            model, seconds = fit_dbksvd(name, samples, l0, seed, {**how, "encode": encode, "refit": True})
+            model.set_params(output="sparse")
             codes = model.transform(np.asarray(samples.test))
             scores = score(model.components_, codes, model.mean_, samples)
             yield {"method": method, "encode": encode, "seconds": seconds, **scores}

@@ -78,7 +78,7 @@ class Dictionary:
 
     @property
     def training_threshold(self) -> float:
-        """Smallest coefficient in the next batch of its fit; differs from `threshold` only where atoms grow."""
+        """Smallest coefficient in the next batch of its fit; see `fit.threshold` for why there are two."""
         return float(self.extra.get("training_threshold", 0.0))
 
     @property

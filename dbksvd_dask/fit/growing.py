@@ -12,9 +12,10 @@ from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.fit.context import Context
 from dbksvd_dask.fit.history import record_of
 from dbksvd_dask.fit.policy import Policy
+from dbksvd_dask.fit.threshold import encode_threshold, mean_nonzeros
 from dbksvd_dask.graph import batch
 from dbksvd_dask.graph.draw import Draw, grow
-from dbksvd_dask.graph.encode import EncodePlan, build_evaluation
+from dbksvd_dask.graph.encode import EncodePlan
 from dbksvd_dask.kernels.moments import Moments
 from dbksvd_dask.plan import growth
 from dbksvd_dask.plan.dead_atoms import DEAD_ATOM_RULES
@@ -25,9 +26,8 @@ PLAIN_NONZEROS = "plain_nonzeros"
 # While they are below this share of k, batches prefer frequent atoms. A higher share finds more and reconstructs
 # less: at L0 4 of small SynthSAEBench models, 1.0 had .013 less explained variance and .015 more MCC than 0.9.
 PREFERRED_BELOW = 0.9
-# Rows on which the nonzeros of a growing dictionary are counted, and steps of the search for the threshold at
-# which it encodes with k of them.
-COUNTED_ROWS, THRESHOLD_STEPS = 2048, 4
+# Rows on which they are counted.
+PLAIN_ROWS = 2048
 
 
 class Growing(Policy):
@@ -84,35 +84,15 @@ class Growing(Policy):
         if params.frequency_prior:
             assert new.counts is not None
             new = replace(new, weights=prior_weights(new.counts, result.before.n_samples))
-        new = new.with_thresholds(self._encode_threshold(new, state.threshold or learned), learned)
-        plain = self._count_nonzeros(new, self._training_plan(new)._replace(weights=None))
+        if params.sparsity == "mean":
+            new = new.with_thresholds(encode_threshold(self.context, new, state.threshold, learned), learned)
         grown = {"n_atoms": float(now.n_atoms), "stage": float(now.stage), "growth_threshold": learned}
-        return new, record_of(result) | grown | {PLAIN_NONZEROS: plain}
+        return new, record_of(result) | grown | {PLAIN_NONZEROS: self._plain_nonzeros(new)}
 
-    def _encode_threshold(self, state: Dictionary, threshold: float) -> float:
-        """Return the smallest coefficient with which the dictionary encodes.
-
-        If k is the maximum, that of its training; if k is the mean, one at which some rows have k nonzeros on
-        average.
-        """
-        params = self.context.params
-        if params.sparsity == "max":
-            return state.training_threshold
-        seen: list[tuple[float, float]] = []
-        for _ in range(THRESHOLD_STEPS):
-            how = self.context.encode_plan(state.with_thresholds(threshold, state.training_threshold))
-            seen.append((threshold, self._count_nonzeros(state, how)))
-            fall = growth.threshold_fall(*seen[-2:]) if len(seen) > 1 else growth.FALL
-            threshold = growth.next_threshold(*seen[-1], params.k, fall)
-        return threshold
-
-    def _count_nonzeros(self, state: Dictionary, how: EncodePlan) -> float:
-        """Return the mean nonzeros of some rows of the next batch; rows just fitted would need fewer."""
-        context = self.context
-        part = context.stream.batch(state.iteration)[: min(context.place.chunk_size, COUNTED_ROWS)]
-        arguments = (context.source, part, state.atoms, how, part.size, state.iteration - 1)
-        _, n_nonzeros = context.compute(lambda: build_evaluation(*arguments))
-        return float(n_nonzeros) / part.size
+    def _plain_nonzeros(self, state: Dictionary) -> float:
+        """Return the mean nonzeros of one pursuit over all atoms; rows just fitted would need fewer."""
+        rows = self.context.stream.batch(state.iteration)[: min(self.context.place.chunk_size, PLAIN_ROWS)]
+        return mean_nonzeros(self.context, state, self._training_plan(state)._replace(weights=None), rows)
 
     def _training_plan(self, state: Dictionary) -> EncodePlan:
         """Return how the next batch encodes samples."""

@@ -13,6 +13,7 @@ import numpy as np
 from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.fit.context import Context
 from dbksvd_dask.fit.history import record_of
+from dbksvd_dask.fit.threshold import encode_threshold
 from dbksvd_dask.graph import batch
 from dbksvd_dask.graph.signs import turned
 from dbksvd_dask.kernels.moments import Moments
@@ -73,8 +74,12 @@ class Policy:
         ----------
         state : at the start of the batch
         """
-        learned = next_training_threshold(self.context.params, state.training_threshold, result)
-        return self._successor(state, result, state.mean).with_thresholds(learned, learned), record_of(result)
+        params = self.context.params
+        learned = next_training_threshold(params, state.training_threshold, result)
+        new = self._successor(state, result, state.mean).with_thresholds(learned, learned)
+        if params.sparsity == "mean":
+            new = new.with_thresholds(encode_threshold(self.context, new, state.threshold, learned), learned)
+        return new, record_of(result)
 
     def _successor(self, state: Dictionary, result: batch.BatchResult, mean: np.ndarray | None) -> Dictionary:
         """Return the state with the atoms of a batch, negated where their mean coefficient is negative."""

@@ -106,7 +106,7 @@ def measure(
         atom, coefficient = encode.encode_rows(Y, D, gram, spec, weights, first)
     with device.turn("gpu"):
         R = encode.residual(Y, atom, coefficient, D)
-        return _merged(row_sums(Y), row_sums(R)), int(np.count_nonzero(device.to_host(atom) >= 0))
+        return _merged(row_sums(Y), row_sums(R)), int(np.count_nonzero(device.to_host(coefficient)))
 
 
 def chunk_stats(Y: Any, state: DeviceState, counts: np.ndarray) -> ChunkStats:

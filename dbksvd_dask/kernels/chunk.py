@@ -149,7 +149,7 @@ def measure(
     """Encode samples: return sums over them and their residual, and the number of nonzeros."""
     atom, coefficient = encode.encode_rows(Y, D, gram, spec, weights, first)
     R = encode.residual(Y, atom, coefficient, D)
-    return moments(Y, R), int(np.count_nonzero(atom >= 0))
+    return moments(Y, R), int(np.count_nonzero(coefficient))  # a refit may set some to 0
 
 
 @one_blas_thread

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from dbksvd_dask import DBKSVD
 from dbksvd_dask.codes import open_codes
 from dbksvd_dask.errors import InputError
+from dbksvd_dask.fit import threshold
 from dbksvd_dask.jobs.encode import encode_store
 from dbksvd_dask.plan import growth
 from dbksvd_dask.store.runs import open_dictionary
@@ -40,6 +41,32 @@ def test_mean_number_of_nonzeros_comes_to_k(rng, how):
     assert counts.min() < 4
     assert counts.max() > 6
     assert model.threshold_ > 0
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"groups": (8, 40)},
+        {"groups": (8, 40), "encode": "staged", "refit": True},
+        {"growth": 2.0, "encode": "staged"},
+    ],
+)
+def test_the_mean_is_k_on_new_samples_however_they_are_encoded(rng, how):
+    """Training encodes otherwise than the finished dictionary does: groups in turn, no refit while it grows."""
+    Y = uneven(rng, 8000)
+    model = DBKSVD(48, 5, sparsity="mean", nonneg=True, n_iter=24, validation=0, **how).fit(Y[:4000])
+    assert nonzeros(model.transform(Y[4000:])).mean() == pytest.approx(5, rel=0.04)
+
+
+def test_held_out_rows_set_the_threshold_where_there_are_enough(rng, monkeypatch):
+    monkeypatch.setattr(threshold, "COUNTED_ROWS", 400)
+    Y = uneven(rng, 4000)
+    model = DBKSVD(48, 5, sparsity="mean", n_iter=3, validation=200, batch_size=1000)
+    context = model._trainer(Y).context
+    state = model.fit(Y).to_dictionary()
+    np.testing.assert_array_equal(threshold.unfitted_rows(context, state), context.stream.validation_rows())
+    monkeypatch.setattr(threshold, "COUNTED_ROWS", 8192)
+    np.testing.assert_array_equal(threshold.unfitted_rows(context, state), context.stream.batch(3))
 
 
 @pytest.mark.slow

@@ -1,0 +1,56 @@
+"""The threshold with which a dictionary encodes, where k is the mean number of nonzeros.
+
+A batch is encoded before its update, with atoms that momentum has moved, group by group and without a refit; the
+finished dictionary is used otherwise. So the threshold of encoding is a separate one from that of training: it is
+sought on rows that the last batch did not fit, encoded as `transform` would.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dbksvd_dask.dictionary import Dictionary
+from dbksvd_dask.fit.context import Context
+from dbksvd_dask.graph.encode import EncodePlan, build_evaluation
+from dbksvd_dask.plan import growth
+
+# Rows on which nonzeros are counted: the error of their mean is their spread over samples divided by 90.
+COUNTED_ROWS = 8192
+# Counts of one search at most, and a distance from k after which one more step is the last.
+MOST_COUNTS, NEAR = 5, 0.01
+
+
+def encode_threshold(context: Context, state: Dictionary, threshold: float, learned: float) -> float:
+    """Return the smallest coefficient at which rows have k nonzeros on average.
+
+    Parameters
+    ----------
+    state : after a batch
+    threshold : that of the state before the batch; 0 where it has none
+    learned : smallest coefficient of the next batch, from which the search starts if there is nothing better
+    """
+    rows, k = unfitted_rows(context, state), context.params.k
+    threshold = threshold or learned
+    seen: list[tuple[float, float]] = []
+    while threshold > 0 and len(seen) < MOST_COUNTS and not (seen and abs(seen[-1][1] / k - 1) < NEAR):
+        how = context.encode_plan(state.with_thresholds(threshold, learned))
+        seen.append((threshold, mean_nonzeros(context, state, how, rows)))
+        fall = growth.threshold_fall(*seen[-2:]) if len(seen) > 1 else growth.FALL
+        threshold = growth.next_threshold(*seen[-1], k, fall)
+    return threshold
+
+
+def unfitted_rows(context: Context, state: Dictionary) -> np.ndarray:
+    """Return rows that the last batch did not fit: held-out ones or, where they are few, those of the next."""
+    held = context.stream.validation_rows()
+    if held.size >= COUNTED_ROWS // 2:
+        return held[:: -(-held.size // COUNTED_ROWS)]
+    return context.stream.batch(state.iteration)[:COUNTED_ROWS]
+
+
+def mean_nonzeros(context: Context, state: Dictionary, how: EncodePlan, rows: np.ndarray) -> float:
+    """Return the mean number of nonzeros of some rows."""
+    size = min(rows.size, context.place.chunk_size)
+    arguments = (context.source, rows, state.atoms, how, size, state.iteration - 1)
+    _, n_nonzeros = context.compute(lambda: build_evaluation(*arguments))
+    return float(n_nonzeros) / rows.size
