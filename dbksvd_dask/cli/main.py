@@ -13,6 +13,7 @@ import click
 
 from dbksvd_dask._safe_text import printable, redacted
 from dbksvd_dask.cli.output import say
+from dbksvd_dask.cli.signals import TERMINATED, Terminated, raising_on_sigterm
 from dbksvd_dask.cli.translate import in_options, typed_command
 from dbksvd_dask.errors import DBKSVDError
 
@@ -119,7 +120,8 @@ def main(argv: list[str] | None = None) -> NoReturn:
     args = list(sys.argv[1:] if argv is None else argv)
     verbose = any(a == "--verbose" or (a.startswith("-v") and set(a[1:]) == {"v"}) for a in args)
     try:
-        _run(args)
+        with raising_on_sigterm():
+            _run(args)
     except Exception as error:
         say(
             traceback.format_exc().rstrip("\n") if verbose else f"dbksvd: error: {_in_one_line(error, args)}",
@@ -130,9 +132,12 @@ def main(argv: list[str] | None = None) -> NoReturn:
         if verbose:
             raise
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # reads cut short need no word
-        message = _translated(error, args) or "; ".join(["interrupted", *_how_to_go_on(args)])
+        terminated = isinstance(error, Terminated)
+        word, message = "terminated" if terminated else "interrupted", _translated(error, args)
+        if message in ("", word):
+            message = "; ".join([word, *_how_to_go_on(args)])
         say(f"dbksvd: {message}", err=True)
-        sys.exit(130)
+        sys.exit(TERMINATED if terminated else 130)
 
 
 def _translated(error: BaseException, args: list[str]) -> str:

@@ -112,6 +112,7 @@ class Run:
 
     def __init__(self, path: str, context: Context, every: int) -> None:
         self.path, self.context, self.every = path, context, every
+        self._unsaved: Dictionary | None = None
 
     def newest(self) -> Dictionary:
         """Return the state of the newest checkpoint; refuse that of another fit."""
@@ -153,10 +154,25 @@ class Run:
 
     def save(self, state: Dictionary, lock: Lock) -> None:
         """Write a checkpoint if this iteration is due for one."""
+        self._unsaved = state
         if state.iteration % self.every == 0 or is_over(self.context.params, state.iteration, state.history):
-            lock.require_held()
-            path = write_checkpoint(self.path, state)
-            self.context.emit(events.CheckpointWritten(path, state.iteration))
+            self._write(state, lock)
+
+    def _write(self, state: Dictionary, lock: Lock) -> None:
+        lock.require_held()
+        path = write_checkpoint(self.path, state)
+        self._unsaved = None
+        self.context.emit(events.CheckpointWritten(path, state.iteration))
+
+    @contextmanager
+    def saved_when_interrupted(self, lock: Lock) -> Iterator[None]:
+        """Write a checkpoint of the last finished iteration when Ctrl-C or SIGTERM ends a fit."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            if self._unsaved is not None:
+                self._write(self._unsaved, lock)
+            raise
 
 
 Saver = Callable[[Dictionary], None]
@@ -189,5 +205,5 @@ def open_run(
         return
     with run.held(overwrite) as lock:
         state = run.resumed(resume)
-        with report_checkpoint_on_exit(path, context.emit):
+        with report_checkpoint_on_exit(path, context.emit), run.saved_when_interrupted(lock):
             yield state, lambda current: run.save(current, lock)

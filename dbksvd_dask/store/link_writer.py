@@ -63,9 +63,12 @@ class LinkWriter(ActivationWriter):
         """Return the arrays that have checksums."""
         return [ROWS] * self._checksums + list(self._partial.arrays)
 
-    def done(self) -> list[int]:
-        """Return the chunks that are written, or read for their checksums; all if there is nothing of either."""
-        return super().done() if self.names else list(range(self.n_chunks or 0))
+    def missing(self) -> list[int]:
+        """Return the chunks that are still to be written, or read for their checksums."""
+        return super().missing() if self.names else []
+
+    def _all_done(self) -> list[int]:
+        return super()._all_done() if self.names else list(range(self.n_chunks or 0))
 
     def recheck(self) -> list[int]:
         """Return nothing: chunks are durable before they count as done."""

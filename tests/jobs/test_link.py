@@ -95,6 +95,7 @@ def test_nothing_but_metadata_and_aligned_arrays_is_written(tmp_path):
         str(p.relative_to(tmp_path / "s")): p.stat().st_size for p in (tmp_path / "s").rglob("*") if p.is_file()
     }
     assert result.nbytes == 6_400_000
+    assert import_activations(tmp_path / "a.npz", tmp_path / "rows", array="rows", link=True).chunks_kept == 0
     assert sum(size for name, size in sizes.items() if not name.startswith("label")) < 10_000
     dataset = open_activations(tmp_path / "s")
     np.testing.assert_array_equal(dataset.label.values, np.arange(100_000))
