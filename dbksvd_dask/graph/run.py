@@ -35,6 +35,15 @@ RECONNECT_SECONDS = 120.0  # longer than a client tries by itself
 _QUIET = {"distributed.admin.large-graph-warning-threshold": "1 TB"}
 
 
+def quiet() -> Any:
+    """Keep Dask from warning about a graph that holds a dictionary, for the time of a block.
+
+    Before distributed is loaded there is nothing to set: leaving the block would take away the whole configuration
+    of a distributed that was loaded inside, and the next `compute` of the process would fail.
+    """
+    return dask.config.set(_QUIET if "distributed" in dask.config.config else {})
+
+
 def compute(graph: Delayed, prefix: str = "", on_task: Callable[[], None] | None = None) -> Any:
     """Compute a graph on the current scheduler.
 
@@ -44,7 +53,7 @@ def compute(graph: Delayed, prefix: str = "", on_task: Callable[[], None] | None
     prefix, on_task : call `on_task` after each task whose name starts with `prefix`
     """
     client = current_client()
-    with dask.config.set(_QUIET):
+    with quiet():
         if client is not None:
             return _on_client(client, graph, prefix, on_task)
         if on_task is None:

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import dask
-
 from dbksvd_dask import events
 from dbksvd_dask._safe_text import redacted
 from dbksvd_dask.dictionary import dictionary_fingerprint
@@ -259,7 +257,7 @@ class EncodeJob:
 
     def _encode(self, missing: list[int], on_done: Callable[[UnitWritten], None]) -> None:
         how = self.how._replace(place=self._place())
-        with dask.config.set(graph_run._QUIET):
+        with graph_run.quiet():
             held = _units.hold_dictionary(self.dictionary.atoms, how.place)
             _units.run_units(_units.build_units(self.reader, missing, held, how, self.writer), on_done)
 

@@ -305,3 +305,20 @@ def test_threads_that_hand_over_leave_blas_as_it_was():
         elsewhere(last.__exit__, None, None, None)
         assert threads() == {2}, "whoever leaves last restores the limit, in whichever thread"
         keep_alive.shutdown()
+
+
+def test_codes_are_read_in_the_process_that_encoded_them(tmp_path):
+    """Distributed, loaded during the encode, keeps its configuration afterwards."""
+    code = """
+import numpy as np
+from dbksvd_dask import DBKSVD, encode_store, import_activations, open_codes
+
+np.save("a.npy", np.random.default_rng(0).standard_normal((300, 8)).astype("f4"))
+import_activations("a.npy", "s.zarr")
+DBKSVD(16, 2, n_iter=1, checkpoint="run").fit("s.zarr")
+encode_store("s.zarr", "run", "c.zarr")
+print(open_codes("c.zarr").compute().sizes["sample"])
+"""
+    script = tmp_path / "script.py"
+    script.write_text(f"import os\nos.chdir({str(tmp_path)!r})\n{code}")
+    assert run_python(str(script), PYTHONPATH=str(ROOT)).strip() == "300"
