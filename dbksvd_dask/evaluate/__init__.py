@@ -10,6 +10,7 @@ Every measurement of samples takes blocks of rows, in any number, and merges par
 | `top_samples` | the strongest samples of each atom |
 | `matching`, `ground_truth`, `stability` | one dictionary against another, a truth, other runs |
 | `probing` | how well a few atoms tell classes apart |
+| `tasks` | the same for binary tasks, by the protocol of sae-probes |
 | `autointerp` | words for atoms, and a score for the words |
 
 May know kernels and dictionaries; no stores, no Dask graphs.

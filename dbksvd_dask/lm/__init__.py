@@ -6,6 +6,7 @@
 | `windows` | cuts tokens into windows, windows into batches |
 | `model` | opens a model, names its hooks, runs it up to a hook |
 | `capture` | writes the activations of hooks to stores |
+| `prompts` | the activation at one token of each prompt |
 | `reconstruct` | what a dictionary, or an SAE of another tool, makes of activations |
 | `loss` | measures the loss with reconstructed activations |
 | `logits` | the tokens that an atom promotes and suppresses |
@@ -30,6 +31,7 @@ _PUBLIC = {
     "dictionary_reconstruction": "dbksvd_dask.lm.reconstruct",
     "loss_recovered": "dbksvd_dask.lm.loss",
     "open_model": "dbksvd_dask.lm.model",
+    "prompt_activations": "dbksvd_dask.lm.prompts",
     "read_texts": "dbksvd_dask.lm.texts",
     "saelens_reconstruction": "dbksvd_dask.lm.reconstruct",
     "steer": "dbksvd_dask.lm.steering",
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from dbksvd_dask.lm.loss import loss_recovered as loss_recovered
     from dbksvd_dask.lm.model import LanguageModel as LanguageModel
     from dbksvd_dask.lm.model import open_model as open_model
+    from dbksvd_dask.lm.prompts import prompt_activations as prompt_activations
     from dbksvd_dask.lm.reconstruct import dictionary_reconstruction as dictionary_reconstruction
     from dbksvd_dask.lm.reconstruct import saelens_reconstruction as saelens_reconstruction
     from dbksvd_dask.lm.rows import text_activations as text_activations

@@ -180,6 +180,13 @@ def make_windows(
     return builder.finish()
 
 
+def token_ids(tokenizer: Any, texts: Sequence[str]) -> Iterator[list[int]]:
+    """Yield the ids of each text, without special tokens."""
+    for at in range(0, len(texts), TOKENISED_AT_ONCE):
+        for ids, _ in _tokenise(tokenizer, list(texts[at : at + TOKENISED_AT_ONCE])):
+            yield ids
+
+
 def _tokenise(tokenizer: Any, texts: list[str]) -> Iterator[tuple[list[int], list[tuple[int, int]] | None]]:
     """Yield the ids of each text and the characters that each token covers; None from a slow tokenizer."""
     fast = bool(getattr(tokenizer, "is_fast", False))
