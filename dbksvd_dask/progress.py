@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import html
+import importlib
 import json
 import logging
 import math
@@ -22,6 +23,7 @@ from typing import Any, Self
 
 from dbksvd_dask import events
 from dbksvd_dask._words import format_bytes, format_seconds, plain, sparkline
+from dbksvd_dask.errors import InputError
 from dbksvd_dask.store.atomic import cannot_write, write_all
 
 logger = logging.getLogger(__name__)
@@ -282,6 +284,78 @@ class JsonLines:
             logger.warning("the log %s is incomplete: %s; the run is not affected", self.path, reason)
 
 
+# ---------------------------------------------------------------------------------------------- tracking
+
+TRACKERS = ("trackio", "wandb")
+
+
+class Tracker:
+    """Sends the history of a fit to an experiment tracker: trackio, which is local, or Weights & Biases.
+
+    Both have the same calls: a fit is a run of `project` with its sizes as the configuration, and every iteration
+    logs its row of the history. A resumed fit is another run, whose steps go on where the first one ended.
+
+    Parameters
+    ----------
+    tool : {"trackio", "wandb"}
+        Must be installed.
+    project : str
+        Name under which the tool groups runs.
+    **options
+        Further arguments of the tool's `init`, such as `name`.
+
+    Examples
+    --------
+    >>> from dbksvd_dask import DBKSVD
+    >>> from dbksvd_dask.progress import Tracker
+    >>> def fit_and_track(Y):
+    ...     return DBKSVD(4096, 32, callbacks=[Tracker("trackio", "atoms")]).fit(Y)
+    """
+
+    def __init__(self, tool: str, project: str, **options: Any) -> None:
+        if tool not in TRACKERS or not project:
+            raise InputError(
+                f"tracker {tool!r} with project {project!r} is not known; use 'trackio' or 'wandb' and the name "
+                "of a project"
+            )
+        try:
+            self._tool: Any = importlib.import_module(tool)
+        except ImportError as error:
+            raise InputError(f"{tool} is not installed ({error}); install it with `pip install {tool}`") from error
+        self.project, self.options = project, options
+        self._open = False
+
+    @classmethod
+    def named(cls, text: str) -> Tracker:
+        """Make a tracker of ``TOOL:PROJECT``, as `dbksvd fit --track` takes it."""
+        tool, _, project = text.partition(":")
+        return cls(tool, project)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._finish()
+
+    def __call__(self, event: events.Event) -> None:
+        """Send one event."""
+        if isinstance(event, events.FitStarted):
+            self._finish()
+            self._tool.init(project=self.project, config=dataclasses.asdict(event), **self.options)
+            self._open = True
+        elif isinstance(event, events.BatchFinished) and self._open:
+            pace = {"seconds": event.seconds, "samples_per_second": event.samples_per_second}
+            figures = {name: value for name, value in (event.record | pace).items() if math.isfinite(value)}
+            self._tool.log(figures, step=event.iteration)
+        elif isinstance(event, events.FitFinished | events.FitStopped):
+            self._finish()
+
+    def _finish(self) -> None:
+        if self._open:
+            self._open = False
+            self._tool.finish()
+
+
 # ---------------------------------------------------------------------------------------------- notebook
 
 
@@ -339,12 +413,16 @@ def _curve(errors: list[float]) -> str:
 
 
 @contextmanager
-def subscribers(bar: bool = True, log: str | os.PathLike[str] | None = None) -> Iterator[list[events.Callback]]:
-    """Yield the callbacks of a command: a bar if requested, and a log if a path is given."""
+def subscribers(
+    bar: bool = True, log: str | os.PathLike[str] | None = None, track: str | None = None
+) -> Iterator[list[events.Callback]]:
+    """Yield the callbacks of a command: a bar if requested, a log if a path is given, a tracker if named."""
     with ExitStack() as stack:
         callbacks: list[events.Callback] = []
         if bar:
             callbacks.append(stack.enter_context(TerminalBar()))
         if log is not None:
             callbacks.append(stack.enter_context(JsonLines(log)))
+        if track is not None:
+            callbacks.append(stack.enter_context(Tracker.named(track)))
         yield callbacks

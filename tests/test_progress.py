@@ -8,12 +8,15 @@ import json
 import logging
 import math
 import os
+import subprocess
+import sys
 
 import pytest
 from rich.console import Console
 
 from dbksvd_dask import events, progress
 from dbksvd_dask.cli import output
+from dbksvd_dask.errors import InputError
 from tests.helpers import clusters
 
 
@@ -287,3 +290,44 @@ def test_notebook_view_escapes_what_it_shows():
     view = progress.Snapshot(note="<script>")
     assert "&lt;script&gt;" in progress.render(view)
     assert "<script>" not in progress.render(view)
+
+
+def test_an_unknown_or_missing_tracker_is_refused_before_the_fit(monkeypatch):
+    with pytest.raises(InputError, match="'mlflow' with project 'p' is not known; use 'trackio' or 'wandb'"):
+        progress.Tracker.named("mlflow:p")
+    with pytest.raises(InputError, match="project '' is not known"):
+        progress.Tracker.named("trackio")
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(InputError, match=r"wandb is not installed .*pip install wandb"):
+        progress.Tracker("wandb", "p")
+
+
+@pytest.mark.interop
+@pytest.mark.filterwarnings("ignore")
+def test_trackio_has_the_history_of_a_fit(tmp_path):
+    """In a process of its own: trackio takes its folder from the environment when it is imported."""
+    pytest.importorskip("trackio")
+    code = """
+import json, sys
+import numpy as np
+sys.path[:] = json.loads(sys.argv[1])
+from dbksvd_dask import DBKSVD
+from dbksvd_dask.progress import Tracker
+Y = np.random.default_rng(0).standard_normal((300, 8)).astype("f4")
+model = DBKSVD(12, 2, n_iter=3, callbacks=[Tracker("trackio", "atoms", name="one", embed=False)]).fit(Y)
+from trackio.sqlite_storage import SQLiteStorage
+rows = SQLiteStorage.get_logs("atoms", "one")
+print(json.dumps([rows, model.history_["relative_error"].values.tolist()], default=str))
+"""
+    environment = {**os.environ, "TRACKIO_DIR": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(sys.path)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    rows, errors = json.loads(done.stdout.splitlines()[-1])
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    assert [row["relative_error"] for row in rows] == pytest.approx(errors)

@@ -36,6 +36,7 @@ PARAMETERS: dict[str, Any] = {
     "--resume", is_flag=True, help="Continue the fit in RUN; options that are not given stay as they were."
 )
 @output.log_option
+@click.option("--track", metavar="TOOL:PROJECT", help="Also send the history to trackio or wandb.")
 @options.scheduler_options
 @click.option("--force", is_flag=True, help="Discard the fit in RUN and start over.")
 @output.plan_option
@@ -58,7 +59,7 @@ def command(ctx: click.Context, /, store: str, run: str, as_json: bool, show_pla
     """  # noqa: D301 - click needs the backspace character itself
     from dbksvd_dask.store.runs import run_folder
 
-    where, log = options.connection(given), given.pop("log")
+    where, follow = options.connection(given), (given.pop("log"), given.pop("track"))
     resume, force, recipe = given.pop("resume"), given.pop("force"), given.pop("recipe")
     store = options.seen_by_workers(store, where)
     run = run_folder(run)
@@ -66,7 +67,7 @@ def command(ctx: click.Context, /, store: str, run: str, as_json: bool, show_pla
     if show_plan:
         output.report(_plan(store, params, recipe, where), as_json)
         return
-    output.report(*_fit(store, run, params, recipe, resume, force, where, log, as_json))
+    output.report(*_fit(store, run, params, recipe, resume, force, where, follow, as_json))
 
 
 def _parameters(
@@ -114,7 +115,7 @@ def _fit(
     resume: bool,
     force: bool,
     where: dict[str, Any],
-    log: str | None,
+    follow: tuple[str | None, str | None],
     as_json: bool,
 ) -> tuple[dict[str, Any], bool, str]:
     """Run the fit; what to report."""
@@ -123,7 +124,7 @@ def _fit(
 
     open_rows(store)  # a missing store needs no cluster
     began = time.perf_counter()
-    with cluster.connect(**where), watching(as_json, log) as callbacks:
+    with cluster.connect(**where), watching(as_json, *follow) as callbacks:
         model = _model(recipe, **params, checkpoint=run, callbacks=callbacks)
         model._fit(store, resume=resume, replace=force and not resume)
     seconds = time.perf_counter() - began

@@ -116,7 +116,7 @@ LINE_EVERY = 10.0
 
 
 @contextlib.contextmanager
-def watching(as_json: bool, log: str | None = None) -> Iterator[list[events.Callback]]:
+def watching(as_json: bool, log: str | None = None, track: str | None = None) -> Iterator[list[events.Callback]]:
     """Yield the callbacks of a command: a bar on a terminal, else lines, and a log if asked for.
 
     Parameters
@@ -125,11 +125,13 @@ def watching(as_json: bool, log: str | None = None) -> Iterator[list[events.Call
         The result is for machines: no bar and no lines.
     log : str, optional
         File for JSON lines.
+    track : str, optional
+        Experiment tracker and project, TOOL:PROJECT.
     """
     from dbksvd_dask import progress
 
     terminal = sys.stderr.isatty()
-    with progress.subscribers(bar=terminal and not as_json, log=log) as callbacks:
+    with progress.subscribers(bar=terminal and not as_json, log=log, track=track) as callbacks:
         yield callbacks if terminal or as_json else [*callbacks, Lines(LINE_EVERY)]
 
 

@@ -21,7 +21,7 @@ FIT = {
         *("workers", "scheduler", "threads", "device", "chunk_size", "memory_limit", "checkpoint_every"),
         *("tls_ca", "tls_cert", "tls_key"),
     ),
-    "Output": ("log", "as_json", "help"),
+    "Output": ("log", "track", "as_json", "help"),
 }
 
 
