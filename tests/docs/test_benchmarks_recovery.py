@@ -6,7 +6,7 @@ import numpy as np
 import scipy.sparse as sp
 import zarr
 
-from benchmarks import coherence, synth_model, synthsaebench, wordnet_probing
+from benchmarks import coherence, compositional, synth_model, synthsaebench, wordnet_probing
 from dbksvd_dask import DBKSVD
 from tests.naive import kernels
 
@@ -65,3 +65,39 @@ def test_cached_samples_are_not_drawn_again(tmp_path, monkeypatch):
         samples = synth_model.load_samples(tmp_path, "small", 7, 4)
     assert drawn == [7]
     assert samples.test_features.shape == (4, 5)
+
+
+def test_compositional_samples_are_sums_of_few_latents():
+    size = compositional.SIZES["tiny"]
+    samples = compositional.make_samples(size, 1)
+    np.testing.assert_array_equal((samples.test_latents > 0).sum(axis=1), size.active)
+    for y, z in zip(samples.test[:20], samples.test_latents, strict=False):
+        expected = sum(z[j] * samples.truth[j] for j in np.flatnonzero(z))
+        np.testing.assert_allclose(y, expected, atol=1e-5)
+    assert samples.train.shape == samples.test.shape
+    assert not np.array_equal(samples.train, samples.test)
+
+
+def test_compositional_score_is_high_for_the_truth_in_any_order_only(rng):
+    samples = compositional.make_samples(compositional.Size(24, 40, 300, active=2), 1)
+    right = compositional.score(samples.truth[rng.permutation(24)], samples)
+    assert right["atoms"] > 0.999
+    assert right["found"] == 1
+    assert right["codes"] > 0.95
+    wrong = compositional.score(kernels.unit_rows(rng.standard_normal((24, 40))).astype(np.float32), samples)
+    assert wrong["atoms"] < 0.6
+    assert wrong["codes"] < 0.6
+
+
+def test_correlations_are_those_of_numpy_and_zero_for_constant_columns(rng):
+    A, B = rng.standard_normal((2, 50, 4))
+    A[:, 2] = 3.0
+    expected = [0.0 if j == 2 else np.corrcoef(A[:, j], B[:, j])[0, 1] for j in range(4)]
+    np.testing.assert_allclose(compositional.correlations(A, B), expected, atol=1e-12)
+
+
+def test_compositional_at_tiny_size_has_a_row_per_learner(capsys):
+    compositional.main(["--size", "tiny", "--seeds", "0", "1", "--threads", "1"])
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("| 30 | DB-KSVD, lasso start, then pursuits | 0.") for line in lines)
+    assert any(line.startswith("| 30 | scikit-learn, lasso | 0.") for line in lines)
