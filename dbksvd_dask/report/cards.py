@@ -83,13 +83,20 @@ def bar(value: float, most: float) -> str:
 
 def table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
     """Lay out rows whose cells are HTML; empty without any row."""
-    lines = ["".join(f'<td style="{_CELL}">{cell}</td>' for cell in row) for row in rows]
+    lines = [
+        "".join(f'<td style="{_CELL}{_wide(row, i)}">{cell}</td>' for i, cell in enumerate(row)) for row in rows
+    ]
     if not lines:
         return ""
     named = "".join(f'<th style="{_CELL};border-top:0;font-weight:600;{_SOFT}">{escape(n)}</th>' for n in head)
     top = f"<thead><tr>{named}</tr></thead>" if head else ""
     style = "border-collapse:collapse;width:100%;margin:0"
     return f'<table style="{style}">{top}<tbody>{"".join(f"<tr>{x}</tr>" for x in lines)}</tbody></table>'
+
+
+def _wide(row: Sequence[str], i: int) -> str:
+    """Give the last column all the room that is left."""
+    return ";width:99%" if i == len(row) - 1 else ""
 
 
 def pieces(parts: Iterable[tuple[str, bool]]) -> str:
