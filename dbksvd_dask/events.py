@@ -27,7 +27,8 @@ class FitStarted(Event):
     first_iteration: int
     batch_size: int
     planned_bytes: int  # peak memory per worker as planned
-    dashboard: str = ""  # link to Dask's dashboard; empty on threads
+    dashboard: str = ""  # link to Dask's dashboard; empty on threads, and for a scheduler without bokeh
+    n_workers: int = 0  # worker processes; 0 on threads
 
 
 @dataclass(frozen=True)

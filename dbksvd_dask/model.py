@@ -133,6 +133,10 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     patience : int or None, default None
         Stop before `n_iter` once the error on held-out samples (without any: on the batch) has not fallen by 0.1 %
         for this many iterations; a growing dictionary reaches its full size first. None never stops early.
+    gram : {"auto", "always", "never"}, default "auto"
+        Whether matching pursuit uses the products of all pairs of atoms, n_atoms x n_atoms numbers. Without
+        them it searches all atoms in a few passes, and the best candidates in between: nearly the same codes, in
+        memory that grows with n_atoms only. "auto" forms the gram of up to 16,384 atoms (in training, of a group).
 
     Attributes
     ----------
@@ -198,6 +202,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         growth_threshold: float = 1.3,
         frequency_prior: bool = False,
         patience: int | None = None,
+        gram: str = "auto",
     ) -> None:
         self.n_atoms = n_atoms
         self.k = k
@@ -231,6 +236,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.growth_threshold = growth_threshold
         self.frequency_prior = frequency_prior
         self.patience = patience
+        self.gram = gram
         self.output = output
 
     @classmethod
@@ -541,6 +547,7 @@ def encode(
     chunk_size: int = 8192,
     device: str = "auto",
     groups: Any = None,
+    gram: str | None = None,
 ) -> xr.Dataset:
     """Encode samples with a given dictionary; the same as `DBKSVD.transform`.
 
@@ -553,7 +560,7 @@ def encode(
     k : most nonzeros per sample
         With a fitted dictionary, None or the k of its fit; another k sets its threshold aside.
     mean : ndarray of shape (n_features,) taken off every sample, or None
-    encoder, nonneg, refit, min_coefficient, rtol
+    encoder, nonneg, refit, min_coefficient, rtol, gram
         As for `DBKSVD`; None for those of the fit, or for an ndarray the defaults of `DBKSVD`.
     device : {"auto", "cpu", "gpu"}; where the heavy work runs
     groups : tuple of int, "exponential" or None
@@ -580,6 +587,7 @@ def encode(
         "refit": refit,
         "min_coefficient": min_coefficient,
         "rtol": rtol,
+        "gram": gram,
     }
     source = _as_source(Y, chunk_size)
     if isinstance(dictionary, Dictionary | str | os.PathLike | DBKSVD):

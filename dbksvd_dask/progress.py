@@ -15,6 +15,7 @@ import json
 import logging
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -22,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from dbksvd_dask import events
+from dbksvd_dask._safe_text import printable, redacted
 from dbksvd_dask._words import format_bytes, format_seconds, plain, sparkline
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.store.atomic import cannot_write, write_all
@@ -122,6 +124,9 @@ _HANDLERS: dict[type[events.Event], Callable[[Snapshot, Any], None]] = {
 def describe_start(event: events.FitStarted) -> str:
     """Say what is known before the first batch: planned memory, and where to watch."""
     watch = f"; dashboard: {event.dashboard}" if event.dashboard else ""
+    if event.n_workers:
+        none = "; no dashboard: it needs bokeh where the scheduler runs (pip install bokeh)"
+        watch = f"; {event.n_workers} worker{'s' * (event.n_workers != 1)}{watch or none}"
     return f"planned peak memory per process: {format_bytes(event.planned_bytes)}{watch}"
 
 
@@ -233,6 +238,52 @@ class TerminalBar:
         if name not in self._tasks:
             self._tasks[name] = self._bars.add_task(name, total=total, count=count, text=text)
         self._bars.update(self._tasks[name], completed=done, total=total, count=count, text=text)
+
+
+# ---------------------------------------------------------------------------------------------- lines
+
+# Seconds between two lines without a terminal: a few thousand lines in a night.
+LINE_EVERY = 10.0
+
+
+class Lines:
+    """Write the state of a fit or a job to standard error: at its start, then a line every few seconds.
+
+    What goes wrong, such as a lost worker, is written at once.
+
+    Parameters
+    ----------
+    every : float
+        Seconds between two lines; infinity for only what goes wrong.
+    clock : callable
+        Returns the time in seconds.
+    """
+
+    def __init__(self, every: float = LINE_EVERY, clock: Callable[[], float] = time.monotonic) -> None:
+        self._every, self._clock, self._view, self._pace = every, clock, Snapshot(), JobPace(clock)
+        self._last = clock()
+
+    def __call__(self, event: events.Event) -> None:
+        """Take an event, and write a line if one is due."""
+        self._view.take(event)
+        text, now = self._text(event), self._clock()
+        begins = isinstance(event, events.FitStarted) and math.isfinite(self._every)
+        if text and (begins or isinstance(event, events.Retrying) or now - self._last >= self._every):
+            self._last = now
+            sys.stderr.write(printable(redacted(text)) + "\n")
+            sys.stderr.flush()
+
+    def _text(self, event: Any) -> str:
+        if isinstance(event, events.JobProgress):
+            left = self._pace.left(event)
+            return f"{event.job}: {event.done} of {event.total} {event.unit}" + (f", {left}" if left else "")
+        if isinstance(event, events.FitStarted):
+            return f"fit: {event.n_samples} x {event.n_features}, {event.n_iter} batches; {describe_start(event)}"
+        if isinstance(event, events.RoundFinished):
+            return f"fit: {self._view.count}"
+        if isinstance(event, events.BatchFinished):
+            return f"fit: {self._view.count}, {describe(self._view)}"
+        return self._view.note if isinstance(event, events.Retrying) else ""
 
 
 # ---------------------------------------------------------------------------------------------- file
@@ -414,13 +465,25 @@ def _curve(errors: list[float]) -> str:
 
 @contextmanager
 def subscribers(
-    bar: bool = True, log: str | os.PathLike[str] | None = None, track: str | None = None
+    bar: bool | None = None, log: str | os.PathLike[str] | None = None, track: str | None = None
 ) -> Iterator[list[events.Callback]]:
-    """Yield the callbacks of a command: a bar if requested, a log if a path is given, a tracker if named."""
+    """Yield the callbacks of a command.
+
+    Parameters
+    ----------
+    bar : bool, optional
+        Draw bars, or show nothing; default: bars on a terminal, and lines where there is none.
+    log : path, optional
+        File for JSON lines.
+    track : str, optional
+        Name of a tracker; see `Tracker.named`.
+    """
     with ExitStack() as stack:
         callbacks: list[events.Callback] = []
-        if bar:
+        if bar or (bar is None and sys.stderr.isatty()):
             callbacks.append(stack.enter_context(TerminalBar()))
+        elif bar is None:
+            callbacks.append(Lines(LINE_EVERY))
         if log is not None:
             callbacks.append(stack.enter_context(JsonLines(log)))
         if track is not None:

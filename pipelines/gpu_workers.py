@@ -83,7 +83,9 @@ def run(commands: Sequence[tuple[list[str], dict[str, str]]]) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description="Start one Dask worker per GPU.")
+    parser = argparse.ArgumentParser(
+        prog="python -m pipelines.gpu_workers", description="Start one Dask worker per GPU."
+    )
     parser.add_argument("scheduler", help="address of the scheduler, such as tcp://127.0.0.1:8786")
     parser.add_argument("--devices", help="cards, such as 0,1,3; all that can be seen when not given")
     parser.add_argument("--threads", type=int, default=THREADS, help="threads per worker (default %(default)s)")

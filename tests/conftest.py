@@ -40,7 +40,7 @@ def whatever_the_machine_does():
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda fd: None)
-        patch.setattr("dbksvd_dask.cli.output.LINE_EVERY", float("inf"))
+        patch.setattr("dbksvd_dask.progress.LINE_EVERY", float("inf"))
         yield
 
 

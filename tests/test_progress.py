@@ -187,7 +187,7 @@ def test_a_narrow_terminal_shows_the_time_left_and_cuts_nothing(seen):
 
 def test_a_line_is_written_every_ten_seconds_and_at_once_when_something_is_wrong(capsys):
     now = [0.0]
-    lines = output.Lines(10.0, lambda: now[0])
+    lines = progress.Lines(10.0, lambda: now[0])
 
     def at(second, event):
         now[0] = second
@@ -203,7 +203,7 @@ def test_a_line_is_written_every_ten_seconds_and_at_once_when_something_is_wrong
 
 
 def test_a_command_without_a_terminal_writes_lines(capsys, monkeypatch):
-    monkeypatch.setattr(output, "LINE_EVERY", 0.0)
+    monkeypatch.setattr(progress, "LINE_EVERY", 0.0)
     with output.watching(as_json=False) as callbacks:
         for callback in callbacks:
             callback(finished(0))

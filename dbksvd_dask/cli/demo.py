@@ -15,26 +15,28 @@ if TYPE_CHECKING:
 
 @click.command("demo")
 @click.argument("folder", metavar="[OUT]", type=click.Path(file_okay=False), default="demo-out")
+@click.option("--small", is_flag=True, help="Use 8374 patches and 128 atoms, to check an installation.")
 @click.option("--force", is_flag=True, help="Replace the results of an earlier demo in OUT.")
 @options.scheduler_options
 @output.json_option
-def command(folder: str, force: bool, as_json: bool, **given: Any) -> None:
-    """See it work: patches of two photographs, a dictionary of them, and a photograph back from its codes.
+def command(folder: str, small: bool, force: bool, as_json: bool, **given: Any) -> None:
+    """See it work on two photographs: learn a dictionary of their patches and rebuild one from its codes.
 
     Cuts the two photographs that come with scikit-learn into 172,216 colour patches of 16 x 16 x 3 numbers, in a
-    store on disk; learns 1024 atoms of which each patch may use 12; encodes all patches; puts one photograph
-    together from its codes; draws pictures and writes a page to look through the atoms. Everything lies in OUT
-    (demo-out without it), about 350 MB. Takes one to four minutes on two cores.
+    store on disk; learns 1024 atoms, of which each patch may use 12; encodes all patches; rebuilds one photograph
+    from its codes; and writes pictures and a page on which to browse the atoms. The results go to OUT (demo-out by
+    default) and take about 350 MB. Expect one to four minutes on two cores.
 
     \b
     dbksvd demo
+    dbksvd demo --small
     dbksvd demo somewhere/else --force
     """  # noqa: D301 - click needs the backspace character itself
     from dbksvd_dask import cluster
-    from dbksvd_dask.demo.run import run_demo
+    from dbksvd_dask.demo.run import SMALL, run_demo
 
     with cluster.connect(**options.connection(given)), output.watching(as_json) as callbacks:
-        result = run_demo(folder, force=force, callbacks=callbacks)
+        result = run_demo(folder, settings=SMALL if small else None, force=force, callbacks=callbacks)
     if as_json:
         output.report(asdict(result), as_json)
     else:

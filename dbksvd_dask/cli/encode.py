@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # how to encode; None: as the dictionary was fitted
 PARAMETERS: dict[str, Any] = {
-    **dict.fromkeys(("k", "encoder", "nonneg", "refit", "min_coefficient", "rtol", "encode")),
+    **dict.fromkeys(("k", "encoder", "nonneg", "refit", "min_coefficient", "rtol", "encode", "gram")),
     "device": "auto",
 }
 
@@ -35,7 +35,10 @@ PARAMETERS: dict[str, Any] = {
 )
 @click.option("--n-top", type=click.IntRange(1), default=64, show_default=True, help="Samples kept per atom.")
 @click.option(
-    "--part", type=options.Part(), default=None, help="Do one part of several, such as 3/8, and do not finish."
+    "--part",
+    type=options.Part(),
+    default=None,
+    help="Do one part of several, such as 3/8, and do not finish; auto: the part of this array job.",
 )
 @click.option("--finish", is_flag=True, help="Only finish: put together what the parts have written.")
 @click.option("--resume", is_flag=True, help="Has no effect: an interrupted encode always resumes.")
@@ -56,6 +59,7 @@ def command(store: str, dictionary: str, path: str, as_json: bool, show_plan: bo
     \b
     dbksvd encode store.zarr run codes.zarr
     dbksvd encode store.zarr run codes.zarr --part 3/8      # on eight machines: 1/8 to 8/8
+    dbksvd encode store.zarr run codes.zarr --part auto     # in an array job of SLURM or Kubernetes
     dbksvd encode store.zarr run codes.zarr --finish        # afterwards
     dbksvd encode store.zarr run codes.zarr --encoder omp --workers 4
     """  # noqa: D301 - click needs the backspace character itself
@@ -64,6 +68,7 @@ def command(store: str, dictionary: str, path: str, as_json: bool, show_plan: bo
     from dbksvd_dask.jobs.estimate import estimate_encode
 
     where = options.connection(given)
+    options.require_order("encode", store, dictionary)
     store, path = options.seen_by_workers(store, where), options.seen_by_workers(path, where)
     if show_plan:
         how = {name: value for name, value in given.items() if name not in ("finish", "resume", "log")}

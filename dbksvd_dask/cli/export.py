@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from dbksvd_dask.cli import output
+from dbksvd_dask.cli.sections import SuggestingGroup
 from dbksvd_dask.cli.translate import in_options
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-@click.group("export")
+@click.group("export", cls=SuggestingGroup)
 def command() -> None:
     """Write a dictionary for another tool.
 

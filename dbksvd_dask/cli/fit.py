@@ -61,8 +61,9 @@ def command(ctx: click.Context, /, store: str, run: str, as_json: bool, show_pla
 
     where, follow = options.connection(given), (given.pop("log"), given.pop("track"))
     resume, force, recipe = given.pop("resume"), given.pop("force"), given.pop("recipe")
-    store = options.seen_by_workers(store, where)
+    options.require_order("fit", store, run)
     run = run_folder(run)
+    store = options.seen_by_workers(store, where)
     params = _parameters(ctx, run, given, resume, recipe)
     if show_plan:
         output.report(_plan(store, params, recipe, where), as_json)
@@ -172,6 +173,7 @@ def _plan(store: str, params: dict[str, Any], recipe: str | None, where: dict[st
     from dbksvd_dask import cluster
     from dbksvd_dask.fit.start import MEAN_ROWS
     from dbksvd_dask.jobs.estimate import START_UP, FitWork, fit_seconds
+    from dbksvd_dask.plan.screening import n_passes, uses_gram
     from dbksvd_dask.store.reader import open_rows
 
     reader = open_rows(store)
@@ -180,6 +182,7 @@ def _plan(store: str, params: dict[str, Any], recipe: str | None, where: dict[st
         planned = model.plan(store)
     trainer = model._trainer(store)
     p, stream, width = trainer.params, trainer.stream, reader.n_features
+    gram = uses_gram(p.gram, p.encoder, p.n_atoms)
     work = FitWork(
         n_features=width,
         n_atoms=p.n_atoms,
@@ -188,6 +191,8 @@ def _plan(store: str, params: dict[str, Any], recipe: str | None, where: dict[st
         held=int(trainer.held_out.rows.size),
         mean_rows=min(stream.n_train, MEAN_ROWS),
         stored_itemsize=reader.stored.itemsize,
+        passes=1 if gram else n_passes(p.slots, p.n_atoms),
+        gram=gram,
     )
     return {
         "store": reader.path,

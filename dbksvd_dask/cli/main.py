@@ -13,6 +13,7 @@ import click
 
 from dbksvd_dask._safe_text import printable, redacted
 from dbksvd_dask.cli.output import say
+from dbksvd_dask.cli.sections import SuggestingGroup
 from dbksvd_dask.cli.signals import TERMINATED, Terminated, raising_on_sigterm
 from dbksvd_dask.cli.translate import in_options, typed_command
 from dbksvd_dask.errors import DBKSVDError
@@ -40,7 +41,7 @@ GO_ON = {
 }
 
 
-class LazyGroup(click.Group):
+class LazyGroup(SuggestingGroup):
     """A click group whose commands live in modules that are imported on first use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -45,6 +45,7 @@ HELP = {
     "momentum": "Fraction of its last change by which an atom is extrapolated before a batch; 0 for none.",
     "warm_up": "Begin with small batches and double them every other iteration up to --batch-size.",
     "encode": "Encode with one pursuit over all atoms, or group by group.",
+    "gram": "Form the gram of the dictionary, n_atoms x n_atoms, to encode; auto: up to 16,384 atoms.",
     "sparsity": "What --k is: the most nonzeros of a sample (default), or their mean.",
     "max_nonzeros": "Where --k is the mean, the most nonzeros of a sample. Default: 3 k.",
     "growth": "Grow the dictionary from few atoms by this factor, such as 1.5.",
@@ -71,8 +72,31 @@ class Groups(click.ParamType):  # type: ignore[type-arg]
             self.fail(f"{value!r} is not 'exponential' or sizes such as 64,64,128", param, ctx)
 
 
+def array_part(environment: Mapping[str, str]) -> tuple[int, int]:
+    """Find the part of an array job in its environment.
+
+    Any range of tasks will do: those of a later, shorter array do what is left.
+
+    >>> array_part({"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_MIN": "1", "SLURM_ARRAY_TASK_MAX": "64"})
+    (3, 64)
+    >>> array_part({"JOB_COMPLETION_INDEX": "2", "N_PARTS": "64"})
+    (3, 64)
+    """
+    try:
+        if "SLURM_ARRAY_TASK_ID" in environment:
+            task, first, last = (int(environment[f"SLURM_ARRAY_TASK_{name}"]) for name in ("ID", "MIN", "MAX"))
+            return task - first + 1, last - first + 1
+        # Kubernetes counts from 0 and does not say how many there are
+        return int(environment["JOB_COMPLETION_INDEX"]) + 1, int(environment["N_PARTS"])
+    except KeyError as error:
+        raise InputError(
+            f"--part auto needs {error} in the environment; it is for array jobs of SLURM and indexed jobs of "
+            "Kubernetes (set N_PARTS in the pod's env); otherwise write --part 3/64"
+        ) from error
+
+
 class Part(click.ParamType):  # type: ignore[type-arg]
-    """One part of several, such as 3/8."""
+    """One part of several, such as 3/8; or 'auto', in an array job."""
 
     name = "i/n"
 
@@ -80,9 +104,11 @@ class Part(click.ParamType):  # type: ignore[type-arg]
         """Read a part."""
         if not isinstance(value, str):
             return value
+        if value == "auto":
+            return array_part(os.environ)
         i, slash, n = value.partition("/")
         if not (slash and i.isdigit() and n.isdigit()):
-            self.fail(f"{value!r} is not a part; write 3/8 for the third of eight", param, ctx)
+            self.fail(f"{value!r} is not a part; write 3/8 for the third of eight, or auto", param, ctx)
         return int(i), int(n)
 
 
@@ -146,6 +172,9 @@ def scheduler_options(function: F) -> F:
         [
             click.option("--workers", type=click.IntRange(1), help="Start this many worker processes here."),
             click.option("--scheduler", metavar="ADDRESS", help="Use a running Dask cluster: tcp://host:8786."),
+            click.option(
+                "--wait-for", type=click.IntRange(1), metavar="N", help="Start once the cluster has N workers."
+            ),
             click.option("--threads", type=click.IntRange(1), help="Threads of this process, or of each worker."),
             click.option("--tls-ca", type=click.Path(), help="Certificate of the cluster's authority (PEM)."),
             click.option("--tls-cert", type=click.Path(), help="Certificate of this client (PEM)."),
@@ -170,7 +199,7 @@ def connection(options: dict[str, Any]) -> dict[str, Any]:
         raise InputError(
             "a tls:// scheduler needs both --tls-ca and --tls-cert (and --tls-key for a separate key)"
         )
-    where: dict[str, Any] = {name: options.pop(name) for name in ("workers", "scheduler", "threads")}
+    where: dict[str, Any] = {name: options.pop(name) for name in ("workers", "scheduler", "threads", "wait_for")}
     return where | {"tls": None if ca is None else TLSFiles(ca, cert, key)}
 
 
@@ -178,6 +207,30 @@ def seen_by_workers(path: str, where: Mapping[str, Any]) -> str:
     """Give a path as other processes, in other folders, find it."""
     elsewhere = where["workers"] is not None or where["scheduler"] is not None
     return os.path.abspath(path) if elsewhere and "://" not in path else path
+
+
+def require_order(command: str, store: str, run: str) -> None:
+    """Refuse STORE and RUN that were given the other way round.
+
+    Parameters
+    ----------
+    command : such as "fit"; for the line to type
+    """
+    if _is_store(run) and not _is_store(store):
+        raise InputError(
+            f"{run} is a store and {store} is not: STORE comes before RUN; type `dbksvd {command} {run} {store}`"
+        )
+
+
+def _is_store(path: str) -> bool:
+    from dbksvd_dask.errors import DBKSVDError
+    from dbksvd_dask.store.reader import open_rows
+
+    try:
+        open_rows(path)
+    except (DBKSVDError, OSError):
+        return False
+    return True
 
 
 def read_init(value: str) -> Any:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -13,7 +11,7 @@ import click
 
 from dbksvd_dask import events
 from dbksvd_dask._safe_text import printable, redacted, redacted_values
-from dbksvd_dask._words import format_bytes, format_seconds, read_bytes
+from dbksvd_dask._words import format_bytes, format_seconds, listed, read_bytes
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -90,9 +88,14 @@ def say(text: str, err: bool = False) -> None:
 
 def table(fields: Mapping[str, Any]) -> str:
     """Lay out names and values in two columns; None is left out, bytes and seconds are put in words."""
-    shown = {name.replace("_", " "): value for name, value in fields.items() if value is not None}
+    shown = {_label(name): _plain(value, name) for name, value in fields.items() if value is not None}
     width = max((len(name) for name in shown), default=0)
-    return "\n".join(f"{printable(name):<{width}}  {_plain(value, name)}" for name, value in shown.items())
+    return "\n".join(f"{printable(name):<{width}}  {value}" for name, value in shown.items())
+
+
+def _label(name: str) -> str:
+    """Name of a field for people: a time in words is not in seconds."""
+    return name.replace("_", " ").replace("seconds", "time")
 
 
 def _plain(value: Any, name: str = "") -> str:
@@ -101,18 +104,23 @@ def _plain(value: Any, name: str = "") -> str:
     if isinstance(value, int | float) and name.endswith("seconds"):
         return format_seconds(value)
     if isinstance(value, Mapping):
-        return ", ".join(f"{printable(str(k))} {_plain(v)}" for k, v in value.items()) or "none"
+        return _joined([f"{printable(str(k))} {_plain(v)}" for k, v in value.items()])
     if isinstance(value, list | tuple):
-        return ", ".join(map(_plain, value)) or "none"
+        return _joined([_plain(item) for item in value])
     if isinstance(value, float):
         return f"{value:.4g}"
     return printable(str(value))
 
 
-# ---------------------------------------------------------------------------------------------- watching
+# Longest list that a table shows in full: more than the parameters of a fit, less than the files of a store.
+WHOLE_LIST = 64
 
-# seconds between two lines without a terminal: a few thousand lines in a night
-LINE_EVERY = 10.0
+
+def _joined(texts: list[str]) -> str:
+    return listed(texts) if len(texts) > WHOLE_LIST else ", ".join(texts) or "none"
+
+
+# ---------------------------------------------------------------------------------------------- watching
 
 
 @contextlib.contextmanager
@@ -130,46 +138,5 @@ def watching(as_json: bool, log: str | None = None, track: str | None = None) ->
     """
     from dbksvd_dask import progress
 
-    terminal = sys.stderr.isatty()
-    with progress.subscribers(bar=terminal and not as_json, log=log, track=track) as callbacks:
-        yield callbacks if terminal or as_json else [*callbacks, Lines(LINE_EVERY)]
-
-
-class Lines:
-    """Write the state of a fit or a job to standard error, at most one line every few seconds.
-
-    Parameters
-    ----------
-    every : float
-        Seconds between two lines.
-    clock : callable
-        Returns the time in seconds.
-    """
-
-    def __init__(self, every: float, clock: Callable[[], float] = time.monotonic) -> None:
-        from dbksvd_dask.progress import JobPace, Snapshot
-
-        self._every, self._clock, self._view, self._pace = every, clock, Snapshot(), JobPace(clock)
-        self._last = clock()
-
-    def __call__(self, event: events.Event) -> None:
-        """Take an event, and write a line if one is due."""
-        self._view.take(event)
-        text = self._text(event)
-        now = self._clock()
-        if text is not None and now - self._last >= self._every:
-            self._last = now
-            say(text, err=True)
-
-    def _text(self, event: Any) -> str | None:
-        from dbksvd_dask.progress import describe
-
-        if isinstance(event, events.JobProgress):
-            left = self._pace.left(event)
-            return f"{event.job}: {event.done} of {event.total} {event.unit}" + (f", {left}" if left else "")
-        if isinstance(event, events.BatchFinished):
-            return f"fit: {self._view.count}, {describe(self._view)}"
-        if isinstance(event, events.Retrying):
-            self._last = -self._every  # unusual: write it at once
-            return self._view.note
-        return None
+    with progress.subscribers(bar=False if as_json else None, log=log, track=track) as callbacks:
+        yield callbacks

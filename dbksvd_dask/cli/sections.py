@@ -1,16 +1,28 @@
-"""Help with the options of a command in sections."""
+"""Commands that help: options in sections, and the command that was probably meant."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 
 import click
+
+# What people type for a command that has another name.
+OTHER_NAMES = {
+    "train": "fit",
+    "learn": "fit",
+    "transform": "encode",
+    "page": "report",
+    "show": "info",
+    "verify": "info",
+    "convert": "import",
+}
 
 # Sections of `dbksvd fit`, in order, by the names of its parameters; what none of them names is under "Output".
 FIT = {
     "Essentials": ("n_atoms", "k", "recipe", "n_iter", "resume", "show_plan", "force"),
     "Sparsity": (
-        *("sparsity", "max_nonzeros", "encoder", "nonneg", "refit", "min_coefficient", "rtol", "encode"),
+        *("sparsity", "max_nonzeros", "encoder", "nonneg", "refit", "min_coefficient", "rtol", "encode", "gram"),
         *("groups", "growth", "growth_threshold", "frequency_prior"),
     ),
     "Quality": (
@@ -18,7 +30,16 @@ FIT = {
         *("validation", "patience", "seed"),
     ),
     "Running": (
-        *("workers", "scheduler", "threads", "device", "chunk_size", "memory_limit", "checkpoint_every"),
+        *(
+            "workers",
+            "scheduler",
+            "wait_for",
+            "threads",
+            "device",
+            "chunk_size",
+            "memory_limit",
+            "checkpoint_every",
+        ),
         *("tls_ca", "tls_cert", "tls_key"),
     ),
     "Output": ("log", "track", "as_json", "help"),
@@ -39,7 +60,8 @@ class SectionedCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the sections."""
-        records = {p.name: p.get_help_record(ctx) for p in self.get_params(ctx)}
+        listed = [p for p in self.get_params(ctx) if not isinstance(p, click.Argument)]
+        records = {p.name: p.get_help_record(ctx) for p in listed}
         named = {name for names in self.sections.values() for name in names}
         rest = [name for name in records if name not in named]
         last = list(self.sections)[-1]
@@ -49,3 +71,19 @@ class SectionedCommand(click.Command):
             if rows:
                 with formatter.section(heading):
                     formatter.write_dl([row for row in rows if row])
+
+
+class SuggestingGroup(click.Group):
+    """A group that names the nearest command when it does not know one."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find a command by its name."""
+        names = self.list_commands(ctx)
+        if args and args[0] not in names and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], [*names, *OTHER_NAMES], n=1)
+            meant = [OTHER_NAMES.get(name, name) for name in near]
+            hint = f" Did you mean `{ctx.command_path} {meant[0]}`?" if meant and meant[0] in names else ""
+            raise click.UsageError(f"No such command {args[0]!r}.{hint}", ctx)
+        return super().resolve_command(ctx, args)

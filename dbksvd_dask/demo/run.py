@@ -48,6 +48,10 @@ class DemoSettings:
     photograph: int = 0
 
 
+# To check an installation: 8374 patches.
+SMALL = DemoSettings(stride=(8, 8), n_atoms=128, k=8, batch_size=4096, n_iter=5)
+
+
 @dataclass(frozen=True)
 class DemoResult:
     """What the demo did.

@@ -55,7 +55,6 @@ CodeBlocks = Callable[[], Iterable[tuple[Any, Any]]]
 
 # Training gives norm 1 up to float32 rounding; a decoder that was never normalised is far off.
 NORM_TOLERANCE = 1e-3
-_SHOWN = 5
 
 
 def check_codes(atom: ArrayLike, coefficient: ArrayLike, n_atoms: int, first_sample: int = 0) -> CodeBlock:
@@ -178,13 +177,6 @@ def encode_labels(labels: Sequence[Any] | NDArray[Any], n_samples: int) -> tuple
     if classes.size < 2:
         raise InputError(f"all {n_samples} labels are {str(classes[0])!r}; probing needs at least two classes")
     return classes, codes.astype(np.int64)
-
-
-def name_some(items: Iterable[Any]) -> str:
-    """Name the first few items and say how many more there are."""
-    shown = [str(item) for item in items]
-    rest = len(shown) - _SHOWN
-    return ", ".join(shown[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _is_missing(value: Any) -> bool:

@@ -12,11 +12,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dbksvd_dask._words import listed
 from dbksvd_dask.errors import InputError
-from dbksvd_dask.evaluate._check import encode_labels, name_some
+from dbksvd_dask.evaluate._check import encode_labels
 from dbksvd_dask.evaluate.features import CodeFeatures, Columns, DenseFeatures, Features
 from dbksvd_dask.evaluate.logistic import LogisticFit, fit_logistic
-from dbksvd_dask.kernels.encode import encode_rows, gram_matrix
+from dbksvd_dask.kernels.encode import encode_rows, gram_for
 from dbksvd_dask.kernels.moments import Float64Array
 from dbksvd_dask.plan.encoder import EncodeSpec
 
@@ -184,7 +185,7 @@ def random_dictionary_codes(Y: ArrayLike, n_atoms: int, k: int, *, seed: int = 0
     """
     samples = np.asarray(Y, np.float32)
     D = random_dictionary(n_atoms, samples.shape[1], seed)
-    atom, coefficient = encode_rows(samples, D, gram_matrix(D), EncodeSpec(k))
+    atom, coefficient = encode_rows(samples, D, gram_for(D, EncodeSpec(k)), EncodeSpec(k))
     return CodeFeatures.from_arrays(atom, coefficient, n_atoms)
 
 
@@ -302,7 +303,7 @@ def _check_classes(
     small = np.flatnonzero(sizes < 2)
     if small.size and small_classes == "error":
         raise InputError(
-            f"{small.size} of {classes.size} classes have a single sample: {name_some(classes[small])}; "
+            f"{small.size} of {classes.size} classes have a single sample: {listed(classes[small])}; "
             "a class needs one to train and one to test: merge or drop them, or pass small_classes='skip'"
         )
     probed = np.flatnonzero(sizes >= 2)

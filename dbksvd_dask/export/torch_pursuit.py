@@ -14,14 +14,11 @@ import numpy as np
 import torch
 
 from dbksvd_dask.kernels.blas import single_blas_thread
-from dbksvd_dask.kernels.encode import encode_rows, gram_matrix
+from dbksvd_dask.kernels.encode import encode_rows, gram_for
 from dbksvd_dask.kernels.pursuit import NOISE, STEPS_PER_ATOM
 from dbksvd_dask.plan.encoder import EncodeSpec
 from dbksvd_dask.plan.encoders import ENCODERS
 from dbksvd_dask.plan.units import TILE_ROWS
-
-# Beyond this the gram alone takes more than 1 GB; the pursuit on the residual needs none.
-GRAM_ATOMS = 16384
 
 
 class TorchPursuit:
@@ -57,7 +54,7 @@ class TorchPursuit:
     def _encode(self, rows: torch.Tensor, W_dec: torch.Tensor) -> torch.Tensor:
         wants_gradient = torch.is_grad_enabled() and rows.requires_grad
         least_squares = self.spec.refit or ENCODERS[self.spec.encoder].least_squares
-        if least_squares or not (wants_gradient or rows.device.type != "cpu" or W_dec.shape[0] > GRAM_ATOMS):
+        if least_squares or not (wants_gradient or rows.device.type != "cpu"):
             with torch.no_grad():
                 acts = self._from_kernel(rows, W_dec)
             return _solve_on_support(rows, W_dec, acts) if wants_gradient else acts
@@ -84,12 +81,12 @@ class TorchPursuit:
         acts[~np.isfinite(Y).all(axis=1)] = np.nan  # as other encoders do with a sample that is not a number
         return torch.from_numpy(acts).to(rows.device, rows.dtype)
 
-    def _dictionary(self, D: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the dictionary and its gram, recomputed when the weights have changed."""
-        if self._atoms is None or self._gram is None or not np.array_equal(self._atoms, D):
+    def _dictionary(self, D: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the dictionary and its gram, if it has one, recomputed when the weights have changed."""
+        if self._atoms is None or not np.array_equal(self._atoms, D):
             self._atoms = np.array(D)
             with single_blas_thread():
-                self._gram = gram_matrix(self._atoms)
+                self._gram = gram_for(self._atoms, self.spec)
         return self._atoms, self._gram
 
 

@@ -63,7 +63,7 @@ class Context:
         p = self.params
         shape = (self.source.n_features, p.n_atoms, p.slots)
         sizes = Sizes(n_rows, p.chunk_size, *shape, p.n_rounds, p.lanczos_steps, itemsize=self.dtype.itemsize)
-        self.place = backend.place(p.device, sizes, p.encoder)
+        self.place = backend.place(p.device, sizes, p.encoder, p.gram)
 
     def upcoming(self, iteration: int) -> Upcoming:
         """Return the rows that the batch after this one reads; none after the last."""

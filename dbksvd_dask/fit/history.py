@@ -14,7 +14,7 @@ from dbksvd_dask.evaluate.metrics import mean_relative_error, variance_explained
 from dbksvd_dask.fit.context import Context
 from dbksvd_dask.graph import batch
 from dbksvd_dask.graph.encode import build_evaluation
-from dbksvd_dask.graph.run import dashboard
+from dbksvd_dask.graph.run import count_workers, dashboard
 from dbksvd_dask.graph.sources import Source
 from dbksvd_dask.plan import units
 
@@ -89,7 +89,8 @@ class HeldOut:
 def fit_started(context: Context, first: int, planned_bytes: int) -> events.FitStarted:
     """Return the event of a fit that starts or resumes at iteration `first`."""
     p, shape, rows = context.params, context.source.shape, context.stream.rows_per_batch
-    return events.FitStarted(*shape, p.n_atoms, p.k, p.n_iter, first, rows, planned_bytes, dashboard())
+    watch, workers = dashboard(), count_workers()
+    return events.FitStarted(*shape, p.n_atoms, p.k, p.n_iter, first, rows, planned_bytes, watch, workers)
 
 
 def round_counter(context: Context, spec: batch.BatchSpec, iteration: int) -> Callable[[], None] | None:

@@ -123,8 +123,9 @@ class Run:
     def finished(self) -> Dictionary | None:
         """Return the last state of a finished fit, whose folder may be read-only; None if iterations remain."""
         params = self.context.params
-        reached = newest_iteration(self.path)
-        if not reached or (reached < params.n_iter and not params.patience):
+        if not newest_iteration(self.path) or (
+            newest_iteration(self.path) < params.n_iter and not params.patience
+        ):
             return None  # without reading a checkpoint
         state = self.newest()
         if not is_over(params, state.iteration, state.history):  # the last checkpoint may be damaged

@@ -120,6 +120,8 @@ def _fit_sizes(context: Context, n_validation: int) -> memory.FitSizes:
         n_rounds=p.n_rounds,
         lanczos_steps=p.lanczos_steps,
         groups=p.groups or (),
+        encoder=p.encoder,
+        gram=p.gram,
         validation=n_validation,
         itemsize=context.dtype.itemsize,
         read_itemsize=source.read_copies * source.dtype.itemsize,

@@ -17,6 +17,7 @@ from dbksvd_dask.gpu import device as gpu_device
 from dbksvd_dask.graph.run import current_client
 from dbksvd_dask.kernels import chunk
 from dbksvd_dask.plan.device import CPU, DevicePlan, Placement, Sizes, plan_device
+from dbksvd_dask.plan.screening import uses_gram
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ def choose(device: str) -> list[Worker]:
     raise DeviceError(f"device='gpu' was asked for, but{where} {without[0].missing}; or use device='cpu'")
 
 
-def place(device: str, sizes: Sizes, encoder: str) -> DevicePlan:
+def place(device: str, sizes: Sizes, encoder: str, gram: str = "auto") -> DevicePlan:
     """Decide where a batch runs, and in which chunks.
 
     Parameters
@@ -84,7 +85,15 @@ def place(device: str, sizes: Sizes, encoder: str) -> DevicePlan:
     device : {"auto", "cpu", "gpu"}
     sizes : of the whole batch
     encoder : one of `plan.encoders.ENCODERS`
+    gram : one of `plan.screening.GRAMS`; a pursuit without a gram runs on the host
     """
+    if not uses_gram(gram, encoder, sizes.n_atoms):
+        if device == "gpu":
+            raise DeviceError(
+                f"device='gpu' was asked for, but {sizes.n_atoms} atoms with gram={gram!r} are encoded without a "
+                "gram, which has no GPU kernel; use gram='always' or device='cpu'"
+            )
+        return DevicePlan(CPU, sizes.chunk_size, 0)
     found = choose(device)
     if not found:
         return DevicePlan(CPU, sizes.chunk_size, 0)

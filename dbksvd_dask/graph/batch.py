@@ -108,7 +108,7 @@ def _encode_first(
     mean: Any,
     dtype: Any,
     D: np.ndarray,
-    gram: np.ndarray,
+    gram: np.ndarray | None,
     spec: EncodeSpec,
     rounds: chunk.Rounds,
     place: Placement,
@@ -126,7 +126,7 @@ def _encode_first(
 def _encode_residual(
     before: chunk.ChunkState,
     D: np.ndarray,
-    gram: np.ndarray,
+    gram: np.ndarray | None,
     spec: EncodeSpec,
     rounds: chunk.Rounds,
     place: Placement,
@@ -235,7 +235,7 @@ def _stage(
     D_group = names.data(np.ascontiguousarray(D[group.start : group.stop]), f"dictionary-{g}")
     rounds = chunk.invert_rounds(plan_rounds(group, spec.seed, iteration), group.stop - group.start)
     D_chunk = dictionaries_of(names, D_group, g, spec.place)
-    grams = grams_of(names, D_group, group.stop - group.start, g, spec.place)
+    grams = grams_of(names, D_group, group.stop - group.start, spec.encode, g, spec.place)
     states = encode_tasks(D_chunk, grams, spec.encode._replace(k=group.k), rounds)
     stats = [names.call(_stats_of, "stats", (g, c), state, chunk=c) for c, state in enumerate(states)]
     counts = names.call(_counts_of, "counts", (g,), stats)

@@ -47,7 +47,9 @@ def race_keys(norms: np.ndarray, uniform: np.ndarray) -> np.ndarray:
     return np.where(norms > 0, keys, -np.inf)
 
 
-def draw_residuals(rows: Any, D: np.ndarray, gram: np.ndarray, how: EncodePlan, draw: Draw, c: int) -> Candidates:
+def draw_residuals(
+    rows: Any, D: np.ndarray, gram: np.ndarray | None, how: EncodePlan, draw: Draw, c: int
+) -> Candidates:
     """Return the largest keys of one chunk and their residuals, at most n_new, largest first."""
     compute, raw = functions(how.place), rows.load()
     with device.turn(how.place.pursuit):
@@ -70,7 +72,7 @@ def _merge(parts: list[Candidates], n_new: int) -> np.ndarray:
 def build_draw(source: Source, rows: np.ndarray, D: np.ndarray, how: EncodePlan, size: int, draw: Draw) -> Delayed:
     """Build the graph that encodes rows and draws residuals: (at most n_new, n_features)."""
     names = Tasks(draw.iteration)
-    dictionary, gram = load.dictionary_and_gram(names, D, how.place)
+    dictionary, gram = load.dictionary_and_gram(names, D, how.spec, how.place)
     parts = [
         names.call(draw_residuals, "grow", (c,), source.take(rows[a:b]), dictionary, gram, how, draw, c)
         for c, (a, b) in enumerate(units.split_rows(rows.size, size))

@@ -71,10 +71,12 @@ def place_encoding(dictionary: Dictionary, spec: EncodeSpec, device: str, block_
     """
     shape, itemsize = (dictionary.n_features, dictionary.n_atoms), dictionary.atoms.dtype.itemsize
     sizes = Sizes(block_rows, block_rows, *shape, spec.k, itemsize=itemsize)
-    return backend.place(device, sizes, spec.encoder).placement
+    return backend.place(device, sizes, spec.encoder, spec.gram).placement
 
 
-def encode_block(rows: Any, D: np.ndarray, gram: np.ndarray, how: EncodePlan) -> tuple[np.ndarray, np.ndarray]:
+def encode_block(
+    rows: Any, D: np.ndarray, gram: np.ndarray | None, how: EncodePlan
+) -> tuple[np.ndarray, np.ndarray]:
     """Load and encode a block of rows; return atom (n, k) int32 and coefficient (n, k)."""
     raw = rows.load()
     with device.turn(how.place.pursuit):
@@ -82,7 +84,9 @@ def encode_block(rows: Any, D: np.ndarray, gram: np.ndarray, how: EncodePlan) ->
         return functions(how.place).encode_rows(Y, D, gram, how.spec, how.weights, int(rows.rows[0]))
 
 
-def evaluate_block(rows: Any, D: np.ndarray, gram: np.ndarray, how: EncodePlan, first: int) -> tuple[Moments, int]:
+def evaluate_block(
+    rows: Any, D: np.ndarray, gram: np.ndarray | None, how: EncodePlan, first: int
+) -> tuple[Moments, int]:
     """Load and encode a block of rows; return sums over samples and residual, and the number of nonzeros.
 
     Parameters
@@ -103,7 +107,7 @@ def build_evaluation(
     names = Tasks(iteration, len(spans), chunk_homes(len(spans)))
     D_host = names.data(np.ascontiguousarray(D), "dictionary")
     D_chunk = dictionaries_of(names, D_host, 0, how.place)
-    grams = grams_of(names, D_host, D.shape[0], 0, how.place)
+    grams = grams_of(names, D_host, D.shape[0], how.spec, 0, how.place)
     parts = [
         names.call(evaluate_block, "evaluate", (c,), source.take(rows[a:b]), D_chunk[c], grams[c], how, a, chunk=c)
         for c, (a, b) in enumerate(spans)
@@ -120,7 +124,7 @@ def _encoding(
 ) -> tuple[Tasks, list[Any], list[int]]:
     """Return the tasks that encode a whole source, block by block, and the number of rows of each block."""
     names = Tasks()
-    dictionary, gram = dictionary_and_gram(names, D, how.place)
+    dictionary, gram = dictionary_and_gram(names, D, how.spec, how.place)
     spans = split_rows(source.n_samples, block_rows)
     blocks = []
     for c, (a, b) in enumerate(spans):

@@ -16,6 +16,7 @@ from dbksvd_dask.kernels import chunk, encode
 from dbksvd_dask.kernels.blas import one_blas_thread
 from dbksvd_dask.kernels.scale import largest_norm
 from dbksvd_dask.plan.device import CPU, Placement
+from dbksvd_dask.plan.encoder import EncodeSpec
 from dbksvd_dask.plan.units import split_rows
 
 
@@ -49,12 +50,16 @@ def _refused(raw: np.ndarray, where: Callable[[int], str], bad: np.ndarray, dtyp
     )
 
 
-def grams_of(names: Tasks, D: Any, n_atoms: int, g: int = 0, place: Placement = CPU) -> list[Any]:
-    """Add the tasks of a gram; return its reference for each chunk.
+def grams_of(
+    names: Tasks, D: Any, n_atoms: int, spec: EncodeSpec, g: int = 0, place: Placement = CPU
+) -> list[Any]:
+    """Add the tasks of a gram; return its reference for each chunk, or None for each where `spec` uses no gram.
 
     The tiles of its upper triangle, half the bytes of the gram, are spread over the homes and assembled once per
     home. A device computes a gram faster than it would receive one.
     """
+    if not spec.uses_gram(n_atoms):
+        return [None] * names.n_chunks
     if place.device == "gpu":
         return names.once_per_home(functions(place).gram_matrix, "gram", (g,), D, place.gram_on_device)
     bounds = encode.gram_bounds(n_atoms)
@@ -78,10 +83,10 @@ def _assemble(n_atoms: int, tiles: list[np.ndarray]) -> np.ndarray:
     return chunk.frozen(encode.assemble_gram(n_atoms, tiles))
 
 
-def dictionary_and_gram(names: Tasks, D: np.ndarray, place: Placement) -> tuple[Any, Any]:
-    """Return the dictionary and its gram for tasks without homes."""
+def dictionary_and_gram(names: Tasks, D: np.ndarray, spec: EncodeSpec, place: Placement) -> tuple[Any, Any]:
+    """Return the dictionary and its gram, or None, for tasks without homes."""
     D_host = names.data(np.ascontiguousarray(D), "dictionary")
-    return dictionaries_of(names, D_host, 0, place)[0], grams_of(names, D_host, D.shape[0], 0, place)[0]
+    return dictionaries_of(names, D_host, 0, place)[0], grams_of(names, D_host, D.shape[0], spec, 0, place)[0]
 
 
 def build_sum(source: Source, rows: np.ndarray, chunk_size: int, dtype: Any) -> Delayed:

@@ -177,9 +177,28 @@ def address(client: Any) -> str:
 
 
 def dashboard() -> str:
-    """Return the link to the dashboard of the current scheduler; empty on threads."""
+    """Return the link to the dashboard of the current scheduler; empty on threads, and where it has no bokeh."""
     client = current_client()
-    return "" if client is None else str(client.dashboard_link or "")
+    if client is None or not client.run_on_scheduler(_has_bokeh_here()):
+        return ""
+    return str(client.dashboard_link or "")
+
+
+def _has_bokeh_here() -> Callable[[], bool]:
+    """Return a function that tells whether its process can draw a dashboard."""
+
+    def has_bokeh() -> bool:  # a local function is pickled by value, so any scheduler can run it
+        from importlib.util import find_spec
+
+        return find_spec("bokeh") is not None
+
+    return has_bokeh
+
+
+def count_workers() -> int:
+    """Return the number of worker processes of the current scheduler; 0 on threads."""
+    client = current_client()
+    return 0 if client is None else len(client.nthreads())
 
 
 # ---------------------------------------------------------------------------------------------- retries

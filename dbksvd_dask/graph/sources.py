@@ -16,6 +16,7 @@ import scipy.sparse
 from dask.delayed import delayed
 
 from dbksvd_dask._late import is_instance
+from dbksvd_dask._words import listed
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.plan import stream, units
 from dbksvd_dask.store import atomic
@@ -265,9 +266,9 @@ def as_source(Y: Any, chunk_size: int) -> Source:
         return StoreSource(open_rows(os.fspath(Y)), chunk_size)
     if is_instance(Y, "xarray", "Dataset"):
         if "activations" not in Y:
-            names = ", ".join(map(str, Y.data_vars)) or "none"
             raise InputError(
-                f"the Dataset has no variable `activations` (it has: {names}); pass ds['name'] instead"
+                f"the Dataset has no variable `activations` (it has: {listed(Y.data_vars)}); "
+                "pass ds['name'] instead"
             )
         Y = Y["activations"]
     if is_instance(Y, "xarray", "DataArray"):

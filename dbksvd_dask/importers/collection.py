@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from dbksvd_dask._words import listed
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.importers.base import NAMELESS, Array, ArrayInfo, Hints, SourceFile, plain_name
 from dbksvd_dask.importers.registry import find_files, open_file
@@ -175,7 +176,7 @@ class Collection:
     def _check_aligned(self, file: SourceFile, name: str, member: Member) -> None:
         natural = file.arrays.get(name)
         if natural is None:
-            known = ", ".join(sorted(n for n in file.arrays if n != self.array)) or "none"
+            known = listed(sorted(n for n in file.arrays if n != self.array))
             raise InputError(f"{member.path} has no array `{name}` to align; it has: {known}")
         info = self._hinted(natural, "V")  # integers beside the rows stay integers: labels, token ids
         label = f"`{name}` of {member.path}"
@@ -306,9 +307,9 @@ def _choose(path: str, arrays: dict[str, ArrayInfo], wanted: str | None) -> str:
     if wanted is not None and wanted in arrays:
         return _require_rows(path, arrays, wanted)
     candidates = [name for name, info in arrays.items() if info.may_be_rows]
-    listed = ", ".join(f"{n or 'unnamed'} {i.dtype} {i.shape}" for n, i in arrays.items()) or "nothing"
+    known = listed((f"{n or 'unnamed'} {i.dtype} {i.shape}" for n, i in arrays.items()), "nothing")
     if wanted is not None:
-        raise InputError(f"{path} has no array `{wanted}`; it has: {listed}")
+        raise InputError(f"{path} has no array `{wanted}`; it has: {known}")
     if "activations" in candidates:
         return _require_rows(path, arrays, "activations")
     if len(candidates) == 1:
@@ -316,8 +317,8 @@ def _choose(path: str, arrays: dict[str, ArrayInfo], wanted: str | None) -> str:
     if len(arrays) == 1:
         return _require_rows(path, arrays, next(iter(arrays)))
     if not candidates:
-        raise InputError(f"{path} has no 2-D or 3-D array of floating-point numbers; it has: {listed}")
-    raise InputError(f"{path} has several arrays; name one with array=NAME: {listed}")
+        raise InputError(f"{path} has no 2-D or 3-D array of floating-point numbers; it has: {known}")
+    raise InputError(f"{path} has several arrays; name one with array=NAME: {known}")
 
 
 def _require_rows(path: str, arrays: dict[str, ArrayInfo], name: str) -> str:

@@ -25,6 +25,7 @@ from dbksvd_dask.kernels.blas import one_blas_thread
 from dbksvd_dask.kernels.moments import merge_moments
 from dbksvd_dask.plan import units as plan_units
 from dbksvd_dask.plan.device import CPU, Placement
+from dbksvd_dask.plan.encoder import EncodeSpec
 from dbksvd_dask.store.codes_writer import CodesWriter, UnitWritten
 from dbksvd_dask.store.reader import RowReader
 
@@ -38,7 +39,7 @@ LOCAL_WINDOW = 256
 
 @one_blas_thread
 def encode_unit(
-    reader: RowReader, unit: int, D: np.ndarray, gram: np.ndarray, how: EncodePlan, writer: CodesWriter
+    reader: RowReader, unit: int, D: np.ndarray, gram: np.ndarray | None, how: EncodePlan, writer: CodesWriter
 ) -> UnitWritten:
     """Encode one unit of a store and write it; return only a few bytes.
 
@@ -82,15 +83,21 @@ def _narrow(coefficient: np.ndarray, dtype: str) -> np.ndarray:
     return coefficient.astype(dtype)
 
 
-def hold_dictionary(D: np.ndarray, place: Placement = CPU) -> tuple[Delayed, Delayed]:
-    """Compute the dictionary and its gram once and keep them where the tasks run."""
+def hold_dictionary(D: np.ndarray, spec: EncodeSpec, place: Placement = CPU) -> tuple[Delayed, Delayed | None]:
+    """Compute the dictionary and its gram, if it has one, once and keep them where the tasks run."""
     names = Tasks()
-    dictionary, gram = dictionary_and_gram(names, D, place)
+    dictionary, gram = dictionary_and_gram(names, D, spec, place)
+    if gram is None:
+        return dask.persist(names.finish(dictionary))[0], None
     return dask.persist(names.finish(dictionary), names.finish(gram))
 
 
 def build_units(
-    reader: RowReader, units: Iterable[int], held: tuple[Delayed, Delayed], how: EncodePlan, writer: CodesWriter
+    reader: RowReader,
+    units: Iterable[int],
+    held: tuple[Delayed, Delayed | None],
+    how: EncodePlan,
+    writer: CodesWriter,
 ) -> Iterator[Delayed]:
     """Yield tasks that encode and write the units of a store, each built when it is requested."""
     for unit in units:

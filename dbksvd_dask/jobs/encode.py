@@ -21,6 +21,7 @@ from dbksvd_dask.graph import run as graph_run
 from dbksvd_dask.graph.encode import place_encoding, plan_encoding
 from dbksvd_dask.jobs import _units
 from dbksvd_dask.plan.device import Placement
+from dbksvd_dask.plan.encoder import EncodeSpec
 from dbksvd_dask.plan.params import DEVICES, check_choice, check_integer
 from dbksvd_dask.plan.units import code_chunk_rows
 from dbksvd_dask.store import atomic, paths
@@ -106,7 +107,7 @@ class EncodeJob:
             chunk_rows=code_chunk_rows(self.reader.chunk_rows),
             n_top=check_integer("n_top", n_top, 1),
             coefficient_dtype=check_choice("coefficient_dtype", coefficient_dtype, COEFFICIENT_DTYPES),
-            params={**spec._asdict(), "stages": [list(stage) for stage in spec.stages], **weighted},
+            params={**_stored(spec, self.dictionary.n_atoms), **weighted},
             dictionary=dictionary_fingerprint(self.dictionary),
             store=self.reader.fingerprint,
             about=self._about(dictionary),
@@ -258,7 +259,7 @@ class EncodeJob:
     def _encode(self, missing: list[int], on_done: Callable[[UnitWritten], None]) -> None:
         how = self.how._replace(place=self._place())
         with graph_run.quiet():
-            held = _units.hold_dictionary(self.dictionary.atoms, how.place)
+            held = _units.hold_dictionary(self.dictionary.atoms, how.spec, how.place)
             _units.run_units(_units.build_units(self.reader, missing, held, how, self.writer), on_done)
 
     def _progress(self, done: int, total: int) -> None:
@@ -281,6 +282,13 @@ def check_part(part: tuple[int, int]) -> tuple[int, int]:
     return i, n
 
 
+def _stored(spec: EncodeSpec, n_atoms: int) -> dict[str, Any]:
+    """Return what a codes store records of its encoding; `gram` only where there was none."""
+    values = {**spec._asdict(), "stages": [list(stage) for stage in spec.stages]}
+    del values["gram"]
+    return values if spec.uses_gram(n_atoms) else {**values, "gram": "never"}
+
+
 def encode_store(
     store: PathLike,
     dictionary: Any,
@@ -301,6 +309,7 @@ def encode_store(
     force: bool = False,
     callbacks: Iterable[events.Callback] = (),
     device: str = "auto",
+    gram: str | None = None,
 ) -> EncodeResult:
     """Encode a whole activation store with a dictionary, to a codes store.
 
@@ -311,7 +320,7 @@ def encode_store(
     store : path or URL of the activation store
     dictionary : path of a dictionary or of the folder of a fit, a Dictionary, or a fitted DBKSVD
     path : path or URL of the codes store to write
-    k, encoder, nonneg, refit, min_coefficient, rtol, encode : optional
+    k, encoder, nonneg, refit, min_coefficient, rtol, encode, gram : optional
         How to encode; default: as the dictionary was fitted.
     coefficient_dtype : {"float32", "float16"}
         Of the stored coefficients; the metrics describe what is stored.
@@ -345,7 +354,7 @@ def encode_store(
     """
     began = time.perf_counter()
     params: dict[str, Any] = {"k": k, "encoder": encoder, "nonneg": nonneg, "refit": refit}
-    params |= {"min_coefficient": min_coefficient, "rtol": rtol, "encode": encode}
+    params |= {"min_coefficient": min_coefficient, "rtol": rtol, "encode": encode, "gram": gram}
     if part is not None:
         part = check_part(part)
         if finish:

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dbksvd_dask.plan.memory import BASE_BYTES
-from dbksvd_dask.plan.units import TILE_ROWS
+from dbksvd_dask.plan.memory import BASE_BYTES, tile_bytes
+from dbksvd_dask.plan.screening import n_passes
 from dbksvd_dask.store.paths import PathLike
 
 # Python with NumPy, Zarr and what import and shuffle need, before any data; a process that also loads the kernels
@@ -89,6 +89,7 @@ class EncodeSizes(NamedTuple):
     stored_itemsize: int
     read_itemsize: int
     itemsize: int  # of the dictionary
+    gram: bool = True  # whether there is one
 
 
 def encode_memory(sizes: EncodeSizes, threads: int) -> int:
@@ -103,9 +104,9 @@ def encode_memory(sizes: EncodeSizes, threads: int) -> int:
     s = sizes
     task = s.chunk_rows * s.n_features * (s.stored_itemsize + s.read_itemsize)  # a chunk as stored and as read
     task += 2 * s.block_rows * s.n_features * s.itemsize  # a block and its residual
-    task += TILE_ROWS * s.n_atoms * s.itemsize  # the products of a tile
+    task += tile_bytes(s.n_features, s.n_atoms, s.itemsize, s.gram)  # the products of a tile
     task += s.unit_bytes + s.n_atoms * (s.n_top * 12 + 40)  # codes and sums of a unit
-    shared = s.n_atoms * (s.n_atoms + s.n_features) * s.itemsize  # gram and dictionary
+    shared = s.n_atoms * (s.n_atoms * s.gram + s.n_features) * s.itemsize  # gram and dictionary
     return BASE_BYTES + shared + threads * task
 
 
@@ -126,6 +127,8 @@ class FitWork(NamedTuple):
     held: int  # validation rows, measured after each batch
     mean_rows: int  # rows that the mean is taken of
     stored_itemsize: int
+    passes: int = 1  # products with all atoms per sample
+    gram: bool = True  # whether a batch computes one
 
     @property
     def read_bytes(self) -> int:
@@ -136,7 +139,7 @@ class FitWork(NamedTuple):
     @property
     def flops(self) -> float:
         """Operations of the products with the atoms: all rows read, and a gram per batch."""
-        rows = self.trained + self.n_iter * (self.held + self.n_atoms)
+        rows = self.passes * (self.trained + self.n_iter * self.held) + self.n_iter * self.n_atoms * self.gram
         return 2.0 * self.n_features * self.n_atoms * rows
 
 
@@ -271,7 +274,9 @@ def estimate_encode(
     units = range(plan.n_units) if part is None else plan.part_units(*part)
     rows = sum(stop - start for start, stop in map(plan.unit_bounds, units))
     read_bytes = rows * reader.n_features * reader.stored.itemsize
-    flops = 2.0 * rows * reader.n_features * plan.n_atoms
+    gram = job.how.spec.uses_gram(plan.n_atoms)
+    passes = 1 if gram else n_passes(plan.k, plan.n_atoms)
+    flops = 2.0 * passes * rows * reader.n_features * plan.n_atoms
     speed = product_speed(reader.n_features, plan.n_atoms, atoms.dtype)
     sizes = EncodeSizes(
         n_features=reader.n_features,
@@ -283,6 +288,7 @@ def estimate_encode(
         stored_itemsize=reader.stored.itemsize,
         read_itemsize=reader.dtype.itemsize,
         itemsize=atoms.itemsize,
+        gram=gram,
     )
     return {
         "store": reader.path,
@@ -291,6 +297,7 @@ def estimate_encode(
         "atoms": plan.n_atoms,
         **plan.params,
         "passes": 1,
+        "gram": gram,
         "units": len(units),
         "read_bytes": read_bytes,
         "written_bytes": plan.nbytes(rows),

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dbksvd_dask.kernels import encode, lanczos, update
+from dbksvd_dask.kernels import encode, lanczos, products, update
 from dbksvd_dask.kernels._jit import kernel_input
 from dbksvd_dask.kernels.blas import one_blas_thread
 from dbksvd_dask.kernels.dead_atoms import Candidates, Rule, SeedPath
@@ -116,14 +116,14 @@ def prepare(raw: Any, mean: np.ndarray | None, dtype: Any) -> np.ndarray:
 
 def squared_norms(Y: np.ndarray) -> np.ndarray:
     """Return the squared norm of each row in float64: (n,)."""
-    return encode.squared_norms(Y)
+    return products.squared_norms(Y)
 
 
 @one_blas_thread
 def encode_rows(
     Y: np.ndarray,
     D: np.ndarray,
-    gram: np.ndarray,
+    gram: np.ndarray | None,
     spec: EncodeSpec,
     weights: AtomWeights | None = None,
     first: int = 0,
@@ -141,7 +141,7 @@ def residual(Y: np.ndarray, atom: np.ndarray, coefficient: np.ndarray, D: np.nda
 def measure(
     Y: np.ndarray,
     D: np.ndarray,
-    gram: np.ndarray,
+    gram: np.ndarray | None,
     spec: EncodeSpec,
     weights: AtomWeights | None = None,
     first: int = 0,
@@ -156,7 +156,7 @@ def measure(
 def encode_chunk(
     Y: np.ndarray,
     D: np.ndarray,
-    gram: np.ndarray,
+    gram: np.ndarray | None,
     spec: EncodeSpec,
     rounds: Rounds,
     weights: AtomWeights | None = None,

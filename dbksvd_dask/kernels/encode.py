@@ -12,8 +12,9 @@ from typing import Protocol, cast
 
 import numpy as np
 
-from dbksvd_dask.kernels import pool, staged, weighted
-from dbksvd_dask.kernels._jit import jit, kernel_input
+from dbksvd_dask.kernels import pool, screened, staged, weighted
+from dbksvd_dask.kernels._jit import kernel_input
+from dbksvd_dask.kernels.products import squared_norms, tile_products
 from dbksvd_dask.kernels.update import subtract_reconstruction
 from dbksvd_dask.plan import units
 from dbksvd_dask.plan.encoder import AtomWeights, EncodeSpec
@@ -59,34 +60,10 @@ def gram_matrix(D: np.ndarray) -> np.ndarray:
     return assemble_gram(D.shape[0], tiles)
 
 
-@jit
-def squared_norms(Y):
-    """Compute the squared norm of each row in float64, (n,); not finite exactly where a row is not."""
-    n, d = Y.shape
-    out = np.empty(n, np.float64)
-    for i in range(n):
-        row = Y[i]
-        total = 0.0
-        for f in range(d):
-            total += np.float64(row[f]) * np.float64(row[f])
-        out[i] = total
-    return out
-
-
-def _products(rows: np.ndarray, D: np.ndarray, tile: units.Tile, buffer: np.ndarray) -> np.ndarray:
-    """Multiply the rows of one tile with all atoms, each row at its place on the grid: (n, n_atoms)."""
-    n = rows.shape[0]
-    if tile.height != n:
-        padded = np.zeros((tile.height, rows.shape[1]), rows.dtype)
-        padded[tile.place : tile.place + n] = rows
-        rows = padded
-    return np.dot(rows, D.T, out=buffer[: tile.height])[tile.place : tile.place + n]
-
-
 def encode_rows(
     Y: np.ndarray,
     D: np.ndarray,
-    gram: np.ndarray,
+    gram: np.ndarray | None,
     spec: EncodeSpec,
     weights: AtomWeights | None = None,
     first: int = 0,
@@ -97,7 +74,7 @@ def encode_rows(
     ----------
     Y : ndarray of shape (n, n_features)
     D : ndarray of shape (n_atoms, n_features), unit rows, same dtype as Y
-    gram : ndarray of shape (n_atoms, n_atoms)
+    gram : ndarray of shape (n_atoms, n_atoms), or None to encode without it (`kernels.screened`)
     weights : thresholds and preferences of the atoms, or None; they override encoder and stages
     first : index of the first sample in its source; a sample's last bits depend on its own index modulo
         `plan.units.GRID_ROWS`, and on nothing else about how the source is cut
@@ -107,16 +84,18 @@ def encode_rows(
     atom : int32 ndarray of shape (n, k), -1 where a slot is empty
     coefficient : ndarray of shape (n, k)
     """
+    if gram is None:
+        return screened.encode_rows(Y, D, spec, weights, first)
     Y, D, gram = kernel_input(Y), kernel_input(D), kernel_input(gram)
     n, k = Y.shape[0], spec.k
     atom = np.empty((n, k), np.int32)
     coefficient = np.empty((n, k), Y.dtype)
     norm2 = squared_norms(Y)
-    tiles = units.grid_tiles(n, first, D.size)
+    tiles = units.grid_tiles(n, first, D.size, units.tile_rows(D.shape[0]))
     buffer = np.empty((max((tile.height for tile in tiles), default=0), D.shape[0]), Y.dtype)
     for tile in tiles:
         part = slice(tile.start, tile.stop)
-        prods = _products(Y[part], D, tile, buffer)
+        prods = tile_products(Y[part], D, tile, buffer)
         encode_tile(prods, gram, norm2[part], spec, atom[part], coefficient[part], weights)
     return atom, coefficient
 
@@ -143,6 +122,11 @@ class TileEncoder(Protocol):
         atom : (n, k) int32, out; -1 where empty
         coefficient : (n, k) out, 0 where empty
         """
+
+
+def gram_for(D: np.ndarray, spec: EncodeSpec) -> np.ndarray | None:
+    """Compute the gram with which a dictionary encodes; None if it encodes without one."""
+    return gram_matrix(D) if spec.uses_gram(D.shape[0]) else None
 
 
 @cache

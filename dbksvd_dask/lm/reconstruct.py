@@ -18,7 +18,7 @@ from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.errors import InputError, MismatchError, StoreError, brief
 from dbksvd_dask.export.foreign import load_foreign, read_safetensors
 from dbksvd_dask.export.saelens import CONFIG, PLUGIN_ARCHITECTURE, WEIGHTS
-from dbksvd_dask.kernels.encode import encode_rows, gram_matrix
+from dbksvd_dask.kernels.encode import encode_rows, gram_for
 from dbksvd_dask.store.runs import as_dictionary
 
 Rows = npt.NDArray[Any]
@@ -40,7 +40,7 @@ class Coder:
         given = {"k": None if k == self.dictionary.params.get("k") else k}
         self.spec = self.dictionary.encode_spec(given)
         self._weights = self.dictionary.encode_weights(given)
-        self._gram = gram_matrix(self.dictionary.atoms)
+        self._gram = gram_for(self.dictionary.atoms, self.spec)
 
     @property
     def n_features(self) -> int:

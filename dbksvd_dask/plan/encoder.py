@@ -11,13 +11,14 @@ from dbksvd_dask.errors import InputError
 from dbksvd_dask.plan import growth
 from dbksvd_dask.plan.groups import Group, plan_groups
 from dbksvd_dask.plan.params import FitParams
+from dbksvd_dask.plan.screening import uses_gram
 
 
 class EncodeSpec(NamedTuple):
     """How samples become codes; every field as in `dbksvd_dask.DBKSVD`.
 
     `k` is the number of slots. `stages` are groups that encode in order, each (first atom, end, most nonzeros);
-    empty: all atoms at once.
+    empty: all atoms at once. `gram` is one of `plan.screening.GRAMS`.
     """
 
     k: int
@@ -27,6 +28,11 @@ class EncodeSpec(NamedTuple):
     min_coefficient: float = 0.0
     rtol: float = 0.0
     stages: tuple[tuple[int, int, int], ...] = ()
+    gram: str = "auto"
+
+    def uses_gram(self, n_atoms: int) -> bool:
+        """Tell whether a dictionary, or a group, of n_atoms atoms encodes with its gram."""
+        return uses_gram(self.gram, self.encoder, n_atoms)
 
 
 class AtomWeights(NamedTuple):
@@ -42,7 +48,7 @@ class AtomWeights(NamedTuple):
 # ---------------------------------------------------------------------------------------------- from parameters
 
 # what a caller may override when a stored dictionary encodes
-CHOOSABLE = ("k", "encoder", "nonneg", "refit", "min_coefficient", "rtol", "encode")
+CHOOSABLE = ("k", "encoder", "nonneg", "refit", "min_coefficient", "rtol", "encode", "gram")
 # what else of a fit decides how its dictionary encodes
 _FITTED = ("groups", "growth", "sparsity", "max_nonzeros", "n_iter")
 DECISIVE = (*CHOOSABLE, *_FITTED)
@@ -64,6 +70,7 @@ def encode_spec(params: FitParams, threshold: float = 0.0, n_atoms: int | None =
         max(params.min_coefficient, threshold),
         params.rtol,
         stages(params, n_atoms or params.n_atoms),
+        params.gram,
     )
 
 

@@ -21,6 +21,7 @@ class Encoder(NamedTuple):
     least_squares : coefficients are least squares on their support, so ``refit=True`` adds nothing
     staged : can encode group by group, ``encode="staged"``
     weighted : can use one threshold per atom, as growing dictionaries do
+    screened : can encode without a gram, ``gram="never"``
     on_device : has a CUDA kernel; others run on the host, with products from the device
     """
 
@@ -30,6 +31,7 @@ class Encoder(NamedTuple):
     least_squares: bool = False
     staged: bool = False
     weighted: bool = False
+    screened: bool = False
     on_device: bool = False
 
 
@@ -40,6 +42,7 @@ ENCODERS = {
         nonneg=True,
         staged=True,
         weighted=True,
+        screened=True,
         on_device=True,
     ),
     "omp": Encoder(

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from dbksvd_dask._words import format_bytes
 from dbksvd_dask.errors import MemoryPlanError
-from dbksvd_dask.plan.units import TILE_ROWS, part_rows
+from dbksvd_dask.plan.screening import uses_gram
+from dbksvd_dask.plan.units import part_rows, tile_rows
 
 # A process with numpy, numba, scikit-learn, Dask and Zarr loaded: 360 MiB measured, 421 MiB when it is the first
 # to run and compiles the kernels.
@@ -36,6 +37,7 @@ class FitSizes(NamedTuple):
     itemsize : bytes of a number while computing: 4, or 8 for float64 samples
     read_itemsize : bytes of a number as it is read
     reads_ahead : the next batch may be read while this one is computed (stores)
+    encoder, gram : as in `dbksvd_dask.DBKSVD`
     """
 
     n_features: int
@@ -50,6 +52,8 @@ class FitSizes(NamedTuple):
     itemsize: int = 4
     read_itemsize: int = 4
     reads_ahead: bool = False
+    encoder: str = "mp"
+    gram: str = "auto"
 
 
 class MemoryPlan(NamedTuple):
@@ -89,11 +93,27 @@ def state_bytes(sizes: FitSizes, n: int) -> int:
     return residual + codes + by_round + n * 8
 
 
+def _uses_gram(sizes: FitSizes, n_atoms: int) -> bool:
+    return uses_gram(sizes.gram, sizes.encoder, n_atoms)
+
+
+def tile_bytes(n_features: int, n_atoms: int, itemsize: int, gram: bool) -> int:
+    """Bytes of the products of one tile and, without a gram, of its residuals and the search for candidates.
+
+    >>> tile_bytes(640, 65536, 4, True), tile_bytes(640, 65536, 4, False)
+    (125829120, 129335296)
+    """
+    rows = tile_rows(n_atoms)
+    searching = 0 if gram else 2 * rows * n_features * itemsize + n_atoms * (8 + 2 * itemsize)
+    return rows * n_atoms * itemsize + searching
+
+
 def _encoding_bytes(sizes: FitSizes, n: int) -> int:
     """Bytes of one task that encodes n samples, besides the state that it makes."""
     rows = n * sizes.n_features
     # as read, in pieces and put together; widened; and the products of a tile
-    return rows * (2 * sizes.read_itemsize + sizes.itemsize) + TILE_ROWS * sizes.n_atoms * sizes.itemsize + n * 16
+    tile = tile_bytes(sizes.n_features, sizes.n_atoms, sizes.itemsize, _uses_gram(sizes, sizes.n_atoms))
+    return rows * (2 * sizes.read_itemsize + sizes.itemsize) + tile + n * 16
 
 
 def _gram_bytes(sizes: FitSizes) -> int:
@@ -101,7 +121,7 @@ def _gram_bytes(sizes: FitSizes) -> int:
     out = 0
     for m in sizes.groups or (sizes.n_atoms,):
         tiles = (m * m + m * min(m, GRAM_BLOCK)) // 2
-        out += (m * m + tiles) * sizes.itemsize
+        out += (m * m + tiles) * sizes.itemsize if _uses_gram(sizes, m) else 0
     return out
 
 

@@ -14,6 +14,7 @@ from dbksvd_dask.plan.dead_atoms import DEAD_ATOM_RULES
 from dbksvd_dask.plan.encoders import ENCODERS, able
 from dbksvd_dask.plan.groups import group_sizes
 from dbksvd_dask.plan.growth import growth_iterations, growth_sizes
+from dbksvd_dask.plan.screening import GRAMS
 
 INITS = ("uniform", "data", "array")
 DEVICES = ("auto", "cpu", "gpu")
@@ -92,6 +93,7 @@ class FitParams:
     growth_threshold: float = 1.3
     frequency_prior: bool = False
     patience: int | None = None
+    gram: str = "auto"
 
     @property
     def slots(self) -> int:
@@ -190,6 +192,7 @@ _CHOICES = {
     "device": DEVICES,
     "encode": ENCODES,
     "sparsity": SPARSITIES,
+    "gram": GRAMS,
 }
 
 # Those that may be None in checked parameters: the first two follow from the data, no patience never stops a fit.
@@ -268,6 +271,11 @@ def _check_encoder(params: FitParams) -> None:
         raise InputError(
             f"encoder={params.encoder!r} gives coefficients of both signs and cannot honour nonneg=True; "
             f"use {able('nonneg')} with nonneg=True (refit=True keeps them non-negative too)"
+        )
+    if params.gram == "never" and not encoder.screened:
+        raise InputError(
+            f"encoder={params.encoder!r} needs the products of all pairs of atoms and cannot honour gram='never'; "
+            f"use {able('screened')}, or gram='auto'"
         )
 
 

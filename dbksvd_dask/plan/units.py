@@ -13,6 +13,8 @@ import numpy as np
 GRID_ROWS = 48
 # Rows per matrix product. BLAS reaches full speed at about 256 rows; 480 rows of 4096 atoms take 8 MB.
 TILE_ROWS = 480
+# Most products of a tile: those of 65,536 atoms, 126 MB in float32.
+TILE_PRODUCTS = TILE_ROWS << 16
 # Up to this many multiplications BLAS may pick a kernel by the size of the product (OpenBLAS: up to 10^6).
 SMALL_PRODUCT = 4_000_000
 
@@ -26,7 +28,16 @@ class Tile(NamedTuple):
     height: int
 
 
-def grid_tiles(n_rows: int, first: int, n_products: int) -> list[Tile]:
+def tile_rows(n_atoms: int) -> int:
+    """Rows per matrix product with n_atoms atoms: TILE_ROWS, or fewer, so that the products take no more memory.
+
+    >>> tile_rows(4096), tile_rows(65536), tile_rows(100_000), tile_rows(1 << 20)
+    (480, 480, 288, 48)
+    """
+    return min(TILE_ROWS, max(GRID_ROWS, TILE_PRODUCTS // n_atoms // GRID_ROWS * GRID_ROWS))
+
+
+def grid_tiles(n_rows: int, first: int, n_products: int, at_most: int = TILE_ROWS) -> list[Tile]:
     """Cut rows into matrix products that round every row the same way, wherever the rows are cut.
 
     Parameters
@@ -34,6 +45,7 @@ def grid_tiles(n_rows: int, first: int, n_products: int) -> list[Tile]:
     n_rows : rows at hand
     first : index in their source of the first of them
     n_products : multiplications per row, n_atoms * n_features; a small product is always of full height
+    at_most : rows of a product, a multiple of GRID_ROWS
 
     >>> grid_tiles(500, 50, 10**6)
     [Tile(start=0, stop=478, place=2, height=480), Tile(start=478, stop=500, place=0, height=48)]
@@ -43,9 +55,9 @@ def grid_tiles(n_rows: int, first: int, n_products: int) -> list[Tile]:
     lead = first % GRID_ROWS
     small = n_products * GRID_ROWS <= SMALL_PRODUCT
     tiles = []
-    for a in range(0, lead + n_rows, TILE_ROWS):
-        start, stop = max(a - lead, 0), min(a + TILE_ROWS - lead, n_rows)
-        height = TILE_ROWS if small else -(-(stop + lead - a) // GRID_ROWS) * GRID_ROWS
+    for a in range(0, lead + n_rows, at_most):
+        start, stop = max(a - lead, 0), min(a + at_most - lead, n_rows)
+        height = at_most if small else -(-(stop + lead - a) // GRID_ROWS) * GRID_ROWS
         tiles.append(Tile(start, stop, start + lead - a, height))
     return tiles
 

@@ -171,11 +171,23 @@ def require_same_dictionary(codes: xr.Dataset, dictionary: Dictionary) -> None:
     stated = codes.attrs.get("dictionary")
     known = stated.get("fingerprint") if isinstance(stated, Mapping) else None
     if known is not None and known != dictionary_fingerprint(dictionary):
-        place = f" ({stated['path']})" if isinstance(stated, Mapping) and stated.get("path") else ""
         raise MismatchError(
-            f"the codes were made with another dictionary{place} of {codes.attrs.get('n_atoms')} atoms, this one "
-            f"has {dictionary.n_atoms}; give the run that made them, or encode again with `dbksvd encode`"
+            f"{_how_they_differ(dict(codes.attrs), dictionary)}; give the run that made them, or encode again "
+            "with `dbksvd encode`"
         )
+
+
+def _how_they_differ(codes: Mapping[str, Any], dictionary: Dictionary) -> str:
+    """Say in what the dictionary of codes differs from another: size, iteration, or only the atoms themselves."""
+    made = codes["dictionary"]
+    place = f" ({made['path']})" if made.get("path") else ""
+    if codes.get("n_atoms") != dictionary.n_atoms:
+        sizes = f"of {codes.get('n_atoms')} atoms, this one has {dictionary.n_atoms}"
+        return f"the codes were made with another dictionary{place} {sizes}"
+    if made.get("iteration") != dictionary.iteration:
+        then = f"the codes were made at iteration {made.get('iteration')}{place}"
+        return f"{then}, the run is at {dictionary.iteration}"
+    return f"the codes were made with another dictionary{place} of as many atoms and iterations"
 
 
 def _recorded(codes: xr.Dataset, n_samples: int, image_shape: Sequence[int] | None) -> Samples:

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from dbksvd_dask._late import late
 from dbksvd_dask._safe_text import redacted
+from dbksvd_dask._words import listed
 from dbksvd_dask.errors import InputError, StoreError
 from dbksvd_dask.store import paths
 from dbksvd_dask.store._system import read_at
@@ -417,7 +418,7 @@ def open_rows(path: PathLike, array: str = ROWS) -> RowReader:
         check_format(text, group_attributes)
         found = paths.get_array(text, node, array)
         if found is None:
-            names = ", ".join(sorted(paths.get_arrays(text, node))) or "none"
+            names = listed(sorted(paths.get_arrays(text, node)))
             raise StoreError(f"the Zarr group {text} has no array `{array}`; its arrays: {names}")
     else:
         found, array = node, ""

@@ -13,6 +13,7 @@ import click
 import numpy as np
 import pytest
 
+from dbksvd_dask import progress
 from dbksvd_dask.cli import info, output
 from dbksvd_dask.jobs.import_ import ImportJob, import_activations
 from dbksvd_dask.jobs.shuffle import shuffle_activations
@@ -105,7 +106,7 @@ def test_a_log_that_cannot_be_written_is_refused_before_any_work(command, source
 
 @pytest.mark.parametrize("command", ["import", "shuffle"])
 def test_lines_tell_the_progress_without_a_terminal(command, source, store, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(output, "LINE_EVERY", 0.0)
+    monkeypatch.setattr(progress, "LINE_EVERY", 0.0)
     options = ["--chunk-rows", 100] if command == "import" else ["--seed", 0]
     given = source if command == "import" else store
     code, out, err = run(capsys, command, given, tmp_path / "new", *options)

@@ -91,8 +91,8 @@ def test_the_full_demo_has_enough_patches():
 
 
 def test_command_prints_a_table_and_where_things_are(result, monkeypatch, tmp_path):
-    def quick(folder, *, force, callbacks):
-        assert force
+    def quick(folder, *, settings, force, callbacks):
+        assert (settings, force) == (None, True)
         return result[0]
 
     monkeypatch.setattr(run, "run_demo", quick)

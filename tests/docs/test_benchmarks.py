@@ -8,12 +8,11 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks import common, encoders, guard, paper_timing, peer_ksvd, peers, quality
+from benchmarks import common, encoders, guard, paper_timing, peer_ksvd, peers, quality, reproduce, wide
 from benchmarks.common import installed, make_problem
 from benchmarks.peer_base import OutOfTime, Recorder, data_atoms, minibatches, run
 from dbksvd_dask.kernels.encode import encode_rows, gram_matrix, residual
 from dbksvd_dask.plan.encoder import EncodeSpec
-from pipelines import reproduce
 
 # Peers warn of what is theirs: linear dependence in scikit-learn's OMP, old NumPy habits.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -178,3 +177,14 @@ def test_quality_and_page_at_tiny_size(tmp_path, monkeypatch):
     for title in ("Time to quality", "Encoders", "Coherence", "Against the trends of the paper"):
         assert title in page
     assert page.count("<svg") == 3
+
+
+@pytest.mark.parametrize("more", [[], ["--memory"]])
+def test_wide_compares_both_ways_and_measures_memory(more, capsys):
+    wide.main(["--size", "tiny", "--json", *more])
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert row["atoms"] == 300
+    assert 0.9 < row["screened"]["explained"] < 1
+    assert ("planned" in row) == bool(more)
+    if not more:
+        assert row["screened"]["explained"] > 0.99 * row["exact"]["explained"]

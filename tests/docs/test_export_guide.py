@@ -62,7 +62,7 @@ def test_every_command_of_the_guide_runs(tmp_path, monkeypatch, rng):
 @pytest.mark.interop
 def test_every_block_of_the_guide_runs_with_saelens(tmp_path, monkeypatch):
     sae_lens = pytest.importorskip("sae_lens")
-    from pipelines import tiny_model
+    from benchmarks import tiny_model
 
     monkeypatch.chdir(tmp_path)
     texts = [

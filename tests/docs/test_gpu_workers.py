@@ -46,8 +46,15 @@ def test_a_worker_that_ends_ends_the_others():
 def test_workers_see_one_card_each_and_leave_with_the_launcher():
     quiet = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
     with LocalCluster(n_workers=0, **quiet) as cluster, Client(cluster) as client:
-        command = [sys.executable, "-m", "pipelines.gpu_workers", cluster.scheduler_address, "--devices", "0,1"]
-        launcher = subprocess.Popen([*command, "--threads", "1"], stderr=subprocess.DEVNULL)
+        command = [
+            sys.executable,
+            "-m",
+            "pipelines.gpu_workers",
+            cluster.scheduler_address,
+            "--devices",
+            "0,1",
+        ]
+        launcher = subprocess.Popen([*command, "--devices", "0,1", "--threads", "1"], stderr=subprocess.DEVNULL)
         try:
             client.wait_for_workers(2, timeout=PATIENCE)
             seen = client.run(lambda: os.environ["CUDA_VISIBLE_DEVICES"])

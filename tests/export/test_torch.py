@@ -1,6 +1,6 @@
 """With torch and SAELens: the pursuit on tensors, the class of the plugin, folders opened by the real loader.
 
-Runs in the environment of pipelines/saelens_env.sh (and, for SAEBench, of pipelines/saebench_env.sh); elsewhere
+Runs in the environment of benchmarks/saelens_env.sh (and, for SAEBench, of benchmarks/saebench_env.sh); elsewhere
 every test is skipped.
 """
 
@@ -205,7 +205,7 @@ def test_plugin_survives_saving(case, tmp_path):
 @pytest.mark.skipif(np.__version__ < "2", reason="fitting needs numpy 2, SAEBench an older one")
 def test_cache_and_steering_see_the_latents_of_the_plugin(tmp_path):
     pytest.importorskip("sae_lens")
-    from pipelines.check_saelens import check_hooks
+    from benchmarks.check_saelens import check_hooks
 
     report = check_hooks(tmp_path)
     assert not report["builtin"]["hook_sae_acts_post"]  # why there is a plugin

@@ -11,7 +11,7 @@ import sys
 from dbksvd_dask.cli import main
 
 # The lines that tell every ten seconds how far a command is come on busy machines, and are not what is tested.
-WITHOUT_LINES = "from dbksvd_dask.cli import output as watch; watch.LINE_EVERY = float('inf')"
+WITHOUT_LINES = "from dbksvd_dask import progress; progress.LINE_EVERY = float('inf')"
 
 PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 24, 1, 2
 

@@ -14,8 +14,9 @@ import sys
 import numpy as np
 
 from dbksvd_dask.kernels import update
-from dbksvd_dask.kernels.encode import encode_rows, gram_matrix, residual, squared_norms
+from dbksvd_dask.kernels.encode import encode_rows, gram_matrix, residual
 from dbksvd_dask.kernels.moments import column_sums
+from dbksvd_dask.kernels.products import squared_norms
 from dbksvd_dask.plan.encoder import AtomWeights, EncodeSpec
 from dbksvd_dask.plan.encoders import ENCODERS
 
@@ -47,6 +48,7 @@ def results(specs=tuple(SPECS)):
         yield name, encode_rows(Y, D, gram, SPECS[name])
     if specs == tuple(SPECS):
         yield "weighted", encode_rows(Y, D, gram, EncodeSpec(K, min_coefficient=0.1, refit=True), weights)
+    yield "screened", encode_rows(Y, D, None, EncodeSpec(K, refit=True))
     atom, x = encode_rows(Y, D, gram, EncodeSpec(K))
     R = residual(Y, atom, x, D)
     yield "residual", (R,)

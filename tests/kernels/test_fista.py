@@ -8,7 +8,8 @@ from sklearn.linear_model import Lasso
 from dbksvd_dask import DBKSVD, encode, encode_store, open_codes
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.kernels import fista
-from dbksvd_dask.kernels.encode import encode_rows, gram_matrix, residual, squared_norms
+from dbksvd_dask.kernels.encode import encode_rows, gram_matrix, residual
+from dbksvd_dask.kernels.products import squared_norms
 from dbksvd_dask.plan.encoder import EncodeSpec
 from tests.helpers import jobs
 from tests.naive import lasso as naive

@@ -55,6 +55,42 @@ def pursue(y, D, k, *, rtol=0.0, min_coefficient=0.0, nonneg=False, noise=NOISE)
     return support, np.array([x[j] for j in support]), smallest_gap
 
 
+def screened(y, D, k, passes, candidates, *, rtol=0.0, min_coefficient=0.0, nonneg=False, noise=NOISE):
+    """Matching pursuit in passes, each among the atoms with the largest products at its start and those chosen."""
+    y, D = np.asarray(y, np.float64), np.asarray(D, np.float64)
+    norm = np.linalg.norm(y)
+    r, support, x, steps, largest = y.copy(), [], {}, 0, None
+    for t in range(passes):
+        quota, share, fresh = -(-k * (t + 1) // passes), (t + 1) / passes, True
+        score = (D @ r) if nonneg else np.abs(D @ r)
+        score[support] = 0
+        order = [j for j in np.argsort(-score, kind="stable")[:candidates] if score[j] > 0]
+        allowed = np.array(sorted(set(order) | set(support)), int)
+        while allowed.size:
+            if steps == 4 * k or (rtol > 0 and np.linalg.norm(r) <= rtol * norm):
+                return support, np.array([x[j] for j in support])
+            p = D[allowed] @ r
+            j, a = allowed[np.argmax(p if nonneg else np.abs(p))], p[np.argmax(p if nonneg else np.abs(p))]
+            if (nonneg and a <= 0) or abs(a) < max(min_coefficient, noise * norm) or a == 0:
+                if fresh:
+                    return support, np.array([x[j] for j in support])
+                break
+            largest = abs(a) if largest is None else largest
+            if not fresh and share < 1:
+                if 0 < min_coefficient < largest and abs(a) < largest * (min_coefficient / largest) ** share:
+                    break
+                if rtol > 0 and np.linalg.norm(r) <= norm * rtol**share:
+                    break
+            if j not in x:
+                if len(support) == quota:
+                    break
+                support.append(j)
+                x[j] = 0.0
+            x[j] += a
+            r, steps, fresh = r - a * D[j], steps + 1, False
+    return support, np.array([x[j] for j in support])
+
+
 def refit(y, D, support):
     """Least squares on a support."""
     if len(support) == 0:

@@ -22,7 +22,7 @@ def planned(space, monkeypatch):
     """Put a plan of one's own in the place of what the card's size would give."""
 
     def use(where, chunk_size):
-        def place(device, sizes, encoder):
+        def place(device, sizes, encoder, gram):
             if device == "cpu":
                 return DevicePlan(CPU, sizes.chunk_size, 0)
             return DevicePlan(where, min(chunk_size, sizes.chunk_size), 0)

@@ -1,11 +1,11 @@
 #!/bin/sh
 # An environment with SAEBench and this package, for run_saebench.py.
-#   sh pipelines/saebench_env.sh FOLDER
+#   sh benchmarks/saebench_env.sh FOLDER
 # SAEBench wants numpy < 2 and datasets < 4, this package declares numpy >= 2: hence --no-deps for this package,
 # which runs its encoder with either. torchvision is of no use to either, and one that does not match torch breaks
 # the import of transformers. Run its programs with JAXTYPING_DISABLE=1.
 set -eu
-folder=${1:?say where: sh pipelines/saebench_env.sh FOLDER}
+folder=${1:?say where: sh benchmarks/saebench_env.sh FOLDER}
 here=$(cd "$(dirname "$0")/.." && pwd)
 ${PYTHON:-python3} -m venv "$folder"
 limits="$folder/limits.txt"

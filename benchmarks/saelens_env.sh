@@ -1,8 +1,8 @@
 #!/bin/sh
 # An environment with SAELens and this package, for check_saelens.py and tests/export/test_torch.py.
-#   sh pipelines/saelens_env.sh FOLDER
+#   sh benchmarks/saelens_env.sh FOLDER
 set -eu
-folder=${1:?say where: sh pipelines/saelens_env.sh FOLDER}
+folder=${1:?say where: sh benchmarks/saelens_env.sh FOLDER}
 here=$(cd "$(dirname "$0")/.." && pwd)
 ${PYTHON:-python3} -m venv "$folder"
 # torch first: what follows would otherwise bring a newer one, with gigabytes of libraries for GPUs

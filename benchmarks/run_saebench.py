@@ -1,10 +1,10 @@
 """SAEBench on one of our dictionaries, offline: its core evaluation and its sparse probing, to the end.
 
-    sh pipelines/saebench_env.sh saebench-env
-    saebench-env/bin/python -m pipelines.run_saebench out --prepare
+    sh benchmarks/saebench_env.sh saebench-env
+    saebench-env/bin/python -m benchmarks.run_saebench out --prepare
     dbksvd import out/activations.npy out/store.zarr
     dbksvd fit out/store.zarr out/run --n-atoms 1024 --k 16 --n-iter 20
-    saebench-env/bin/python -m pipelines.run_saebench out --dictionary out/run
+    saebench-env/bin/python -m benchmarks.run_saebench out --dictionary out/run
 
 The first trains a small language model on the glosses of WordNet (or `--texts`, with `--labels`) and writes
 activations; the last lets SAEBench evaluate the dictionary learned from them: the core evaluation on texts that
@@ -36,10 +36,10 @@ from sae_bench.evals.sparse_probing.eval_config import SparseProbingEvalConfig
 from sae_bench.sae_bench_utils.activation_collection import create_meaned_model_activations
 from transformer_lens import HookedTransformer
 
+from benchmarks import tiny_model
 from dbksvd_dask.evaluate.metrics import fvu_explained, mean_relative_error, variance_explained
 from dbksvd_dask.export.saebench import SAEBenchDictionary
 from dbksvd_dask.kernels.moments import moments
-from pipelines import tiny_model
 from pipelines.corpus import WORDNET, Corpus, choose_texts, read_texts, read_wordnet
 
 MODEL, HOOK, PROBED, N_CTX = "tiny-wordnet", "blocks.1.hook_resid_post", "wordnet", 64

@@ -1,7 +1,7 @@
 """Exported dictionaries, loaded by the real SAELens and compared with our own encoder on real rows.
 
-    sh pipelines/saelens_env.sh saelens-env
-    saelens-env/bin/python -m pipelines.check_saelens rows.npy --out check.json
+    sh benchmarks/saelens_env.sh saelens-env
+    saelens-env/bin/python -m benchmarks.check_saelens rows.npy --out check.json
 
 `rows.npy` holds activations (n_samples, n_features). A signed and a non-negative dictionary are learned from all
 but the last rows, exported in both forms, opened with ``SAE.load_from_disk`` and run on the last `--n-rows`.
@@ -21,12 +21,12 @@ import sae_lens
 import torch
 
 import dbksvd_dask.export.saelens_plugin  # registers the class of our own
+from benchmarks import tiny_model
 from dbksvd_dask import DBKSVD, codes_to_csr, encode
 from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.export.saelens import export_saelens
 from dbksvd_dask.export.torch_pursuit import pursue
 from dbksvd_dask.plan.encoder import EncodeSpec
-from pipelines import tiny_model
 
 Array = npt.NDArray[Any]
 NAMES = {"model_name": "tiny", "hook_name": "blocks.0.hook_resid_post"}

@@ -1,8 +1,8 @@
 """One page of all results: time to quality, encoders, the paper's timing tables, convergence, coherence, probing.
 
-    python -m pipelines.reproduce page.html --size small --tokens wordnet_tokens_l4.zarr \
+    python -m benchmarks.reproduce page.html --size small --tokens wordnet_tokens_l4.zarr \
         --sentences wordnet_sentences.zarr --patches photo_patches.zarr
-    python -m pipelines.reproduce page.html --from results      # only lay out what was measured before
+    python -m benchmarks.reproduce page.html --from results      # only lay out what was measured before
 
 Each part is one of the programs in benchmarks/, run one after the other; its JSON goes to the folder `--from`
 (default: `results` beside the page) and is not measured again while it is there. docs/data.md says how to make the
@@ -170,7 +170,7 @@ def page(results: dict[str, dict[str, Any]]) -> str:
 def main(argv: list[str] | None = None) -> Path:
     """Run from the command line: the path of the page."""
     parser = argparse.ArgumentParser(
-        prog="python -m pipelines.reproduce",
+        prog="python -m benchmarks.reproduce",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

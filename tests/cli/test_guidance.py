@@ -1,0 +1,162 @@
+"""What a command says to someone who typed something else than was meant."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dbksvd_dask import encode_store
+from dbksvd_dask.cli import options
+from dbksvd_dask.errors import InputError
+from tests.helpers import jobs
+
+SMALL = ("--n-atoms", 24, "--k", 3, "--n-iter", 1, "--chunk-size", 128, "--batch-size", 256)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return jobs.write_store(tmp_path / "store.zarr", jobs.made_up(600, 16), 100)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("fitt", "`dbksvd fit`"),
+        ("train", "`dbksvd fit`"),
+        ("imports", "`dbksvd import`"),
+        ("encod", "`dbksvd encode`"),
+    ],
+)
+def test_the_nearest_command_is_named(typed, meant):
+    code, _, err = jobs.command(typed, "a", "b")
+    assert code == 2
+    assert f"No such command '{typed}'. Did you mean {meant}?" in err
+
+
+def test_the_nearest_command_of_a_group_is_named():
+    assert "Did you mean `dbksvd export saelens`?" in jobs.command("export", "saelen", "a", "b")[2]
+    err = jobs.command("xylophone")[2]
+    assert "No such command 'xylophone'." in err
+    assert "Did you mean" not in err
+
+
+def test_the_nearest_option_is_named():
+    code, _, err = jobs.command("fit", "a", "b", "--natoms", 3)
+    assert code == 2
+    assert "--n-atoms" in err.splitlines()[-1]
+
+
+def test_help_lists_no_argument_among_the_options():
+    out = jobs.command("fit", "--help")[1]
+    assert "\n  STORE\n" not in out
+    assert "\n  RUN\n" not in out
+
+
+def test_store_and_run_the_other_way_round_are_told_apart(tmp_path, store):
+    for run in (tmp_path / "new", jobs.write_dictionary(tmp_path / "dictionary")):
+        code, _, err = jobs.command("fit", run, store, *SMALL)
+        assert code == 1
+        assert f"STORE comes before RUN; type `dbksvd fit {store} {run}`" in err
+    code, _, err = jobs.command("encode", run, store, tmp_path / "codes.zarr")
+    assert code == 1
+    assert f"type `dbksvd encode {store} {run}`" in err
+
+
+def test_codes_of_an_earlier_iteration_are_told_by_iterations(tmp_path, store):
+    run, codes = tmp_path / "run", tmp_path / "codes.zarr"
+    assert jobs.command("fit", store, run, *SMALL)[0] == 0
+    encode_store(store, run, codes)
+    assert jobs.command("fit", store, run, "--resume", "--n-iter", 3)[0] == 0
+    code, _, err = jobs.command("report", run, "--codes", codes, "--out", tmp_path / "page.html")
+    assert code == 1
+    assert "the codes were made at iteration 1" in err
+    assert "the run is at 3; give the run that made them, or encode again" in err
+
+
+def test_codes_of_other_atoms_are_told_by_their_number_or_as_another_dictionary(tmp_path, store):
+    codes = tmp_path / "codes.zarr"
+    encode_store(store, jobs.write_dictionary(tmp_path / "a"), codes)
+    for name, changes, words in (
+        ("b", {"seed": 5}, "another dictionary"),
+        ("c", {"n_atoms": 30}, "of 32 atoms, this one has 30"),
+    ):
+        other = jobs.write_dictionary(tmp_path / name, **changes)
+        assert words in jobs.command("report", other, "--codes", codes, "--out", tmp_path / "page.html")[2]
+
+
+# ---------------------------------------------------------------------------------------------- parts, workers
+
+
+def test_part_auto_finds_its_part_and_any_range_of_tasks_does_what_is_left(tmp_path, monkeypatch):
+    store = jobs.write_store(tmp_path / "store.zarr", jobs.made_up(9000, 16), 1000)
+    run, codes = jobs.write_dictionary(tmp_path / "dictionary", 24, 16, 3), tmp_path / "codes.zarr"
+    for task in (3, 5):
+        for name, value in (("ID", task), ("MIN", 3), ("MAX", 5)):
+            monkeypatch.setenv(f"SLURM_ARRAY_TASK_{name}", str(value))
+        code, _, err = jobs.command("encode", store, run, codes, "--part", "auto")
+        assert code == 0, err
+    assert "Parts not encoded: 2 of 3" in jobs.command("encode", store, run, codes, "--finish")[2]
+    assert jobs.command("encode", store, run, codes, "--part", "2/3")[0] == 0
+    assert jobs.command("encode", store, run, codes, "--finish")[0] == 0
+    encode_store(store, run, tmp_path / "whole.zarr")
+    assert jobs.tree(codes) == jobs.tree(tmp_path / "whole.zarr")
+
+
+def test_part_auto_outside_an_array_job_says_what_it_needs(monkeypatch):
+    with pytest.raises(InputError, match="--part auto needs 'JOB_COMPLETION_INDEX' in the environment"):
+        options.array_part({})
+    assert options.array_part({"JOB_COMPLETION_INDEX": "0", "N_PARTS": "4"}) == (1, 4)
+
+
+@pytest.mark.parametrize("text", ["3", "a/b", "1/2/3", "automatic"])
+def test_parts_that_cannot_be_read_are_refused(text):
+    assert "write 3/8 for the third of eight, or auto" in jobs.command("encode", "a", "b", "c", "--part", text)[2]
+
+
+def test_wait_for_needs_a_cluster(tmp_path, store):
+    code, _, err = jobs.command("fit", store, tmp_path / "run", *SMALL, "--wait-for", 3)
+    assert code == 1
+    assert "--wait-for 3 waits for workers of a running cluster; give its --scheduler ADDRESS" in err
+
+
+@pytest.mark.cluster
+def test_a_command_waits_until_the_workers_are_there(tmp_path, store, caplog):
+    import threading
+
+    from distributed import LocalCluster
+
+    with LocalCluster(
+        n_workers=0, processes=False, protocol="tcp", host="127.0.0.1", dashboard_address="127.0.0.1:0"
+    ) as cluster:
+        before = []
+        late = threading.Timer(0.5, lambda: (before.append((tmp_path / "run").exists()), cluster.scale(1)))
+        late.start()
+        at = ("--scheduler", cluster.scheduler_address, "--wait-for", 1)
+        code, _, err = jobs.command("fit", store, tmp_path / "run", *SMALL, *at)
+        late.join()
+    assert code == 0, err
+    assert before == [False]
+    assert any("waiting for 1 workers at tcp://127.0.0.1" in r.getMessage() for r in caplog.records)
+
+
+# ---------------------------------------------------------------------------------------------- figures
+
+
+def test_a_long_time_is_told_in_days_and_not_called_seconds(tmp_path, store):
+    from dbksvd_dask.cli.output import table
+
+    assert table({"estimated_seconds": 1645 * 3600.0}) == "estimated time  68 days 13 h"
+
+
+def test_a_table_shows_parameters_in_full_and_cuts_long_lists():
+    from dbksvd_dask.cli.output import table
+
+    assert table({"parameters": {f"p{i}": i for i in range(30)}}).count(",") == 29
+    assert table({"arrays": {f"dim_{i}": "float32 (9,)" for i in range(768)}}).endswith(" and 760 more")
+
+
+def test_a_message_lists_eight_names_at_most(tmp_path):
+    np.savez(tmp_path / "many.npz", **{f"layer_{i:02d}": np.zeros((3, 2), "f4") for i in range(20)})
+    err = jobs.command("import", tmp_path / "many.npz", tmp_path / "store.zarr")[2]
+    assert err.count("layer_") == 8
+    assert "and 12 more" in err
