@@ -210,12 +210,14 @@ def seen_by_workers(path: str, where: Mapping[str, Any]) -> str:
 
 
 def require_order(command: str, store: str, run: str) -> None:
-    """Refuse STORE and RUN that were given the other way round.
+    """Refuse STORE and RUN that were given the other way round; only local paths are looked at.
 
     Parameters
     ----------
     command : such as "fit"; for the line to type
     """
+    if "://" in run or "://" in store:
+        return
     if _is_store(run) and not _is_store(store):
         raise InputError(
             f"{run} is a store and {store} is not: STORE comes before RUN; type `dbksvd {command} {run} {store}`"
