@@ -56,6 +56,7 @@ class BatchSpec(NamedTuple):
     dtype: Any
     place: Placement = CPU
     weights: AtomWeights | None = None  # only for a dictionary of one group
+    half_weight: float = 0.0  # of one group: residual norm that halves a sample in the update; 0: all count alike
 
 
 class Upcoming(NamedTuple):
@@ -113,6 +114,7 @@ def _encode_first(
     rounds: chunk.Rounds,
     place: Placement,
     weights: AtomWeights | None,
+    half_weight: float,
 ) -> chunk.ChunkState:
     """Load and encode a chunk in one task, so that no task keeps the samples."""
     compute, raw = functions(place), rows.load()
@@ -120,6 +122,9 @@ def _encode_first(
         Y = prepare(raw, rows.where, mean, dtype, place)
         state, counts = compute.encode_chunk(Y, D, gram, spec, rounds, weights)
         state = state._replace(stats=compute.chunk_stats(Y, state, counts))
+    del raw, Y  # the weighed residual takes their room
+    if half_weight > 0:
+        state = compute.weigh_samples(state, half_weight)
     return _waiting(state, place)
 
 
@@ -286,9 +291,8 @@ def build_batch(
             for c, ref in enumerate(refs):
                 rest = (D_chunk[c], grams[c], how, rounds, spec.place)
                 if g == 0:
-                    call = names.call(
-                        _encode_first, "encode", (g, c), ref, centre, spec.dtype, *rest, weights, chunk=c
-                    )
+                    first = (ref, centre, spec.dtype, *rest, weights, spec.half_weight)
+                    call = names.call(_encode_first, "encode", (g, c), *first, chunk=c)
                 else:
                     call = names.call(_encode_residual, "encode", (g, c), stages[-1].states[c], *rest, chunk=c)
                 out.append(call)
