@@ -323,7 +323,6 @@ class _Settings:
             self.floor = kernel_input(float(spec.min_coefficient) * weights.threshold, D.dtype)
             self.preference = kernel_input(weights.preference, D.dtype)
 
-
     def tiles(self, n: int, first: int) -> list[tuple[units.Tile, ...]]:
         """Return the tiles of n rows, each once per group: a product with few atoms is padded to full height."""
         n_atoms, d = self.D.shape

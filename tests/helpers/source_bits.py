@@ -39,7 +39,6 @@ MODES = {
     "mean": {"sparsity": "mean", "init": "data"},
     "no gram": {"gram": "never"},
     "no gram, groups": {"gram": "never", "groups": "exponential", "encode": "staged", "refit": True},
-    "no gram, prior": {"gram": "never", "growth": 7.0, "sparsity": "mean", "frequency_prior": True, "n_iter": 18},
     "prior": {"growth": 7.0, "nonneg": True, "sparsity": "mean", "frequency_prior": True, "n_iter": 18},
 }
 
