@@ -208,6 +208,8 @@ def _plan(store: str, params: dict[str, Any], recipe: str | None, where: dict[st
         "validation_rows": work.held,
         "read_bytes": work.read_bytes,
         "written_bytes": 2 * p.n_atoms * width * trainer.dtype.itemsize,
+        "gram_bytes": gram * p.n_atoms**2 * trainer.dtype.itemsize,
+        "products_per_sample": work.passes,
         "memory_bytes": planned.total,
         "memory": planned.describe(),
         "estimated_seconds": fit_seconds(work, reader, trainer.dtype),

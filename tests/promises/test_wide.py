@@ -26,6 +26,7 @@ from dbksvd_dask.evaluate.stability import stability
 from dbksvd_dask.export.huggingface import export_huggingface
 from dbksvd_dask.export.saelens import export_saelens
 from dbksvd_dask.graph import backend
+from dbksvd_dask.jobs.estimate import estimate_encode
 from dbksvd_dask.lm.reconstruct import Coder
 from dbksvd_dask.plan import memory, screening
 from tests.helpers import jobs
@@ -92,6 +93,10 @@ def test_a_fit_and_its_codes(name, Y, no_pairs):
 def test_jobs_and_statistics(folder, tmp_path, no_pairs):
     encode_store(folder / "y.zarr", folder / "run", tmp_path / "c.zarr", refit=True)
     assert open_statistics(tmp_path / "c.zarr").sizes["atom"] == M
+    plan = estimate_encode(folder / "y.zarr", folder / "run", tmp_path / "other.zarr")
+    assert (plan["gram_bytes"], plan["products_per_sample"]) == (0, 4)
+    plan = estimate_encode(folder / "y.zarr", folder / "run", tmp_path / "other.zarr", gram="always")
+    assert (plan["gram_bytes"], plan["products_per_sample"]) == (4 * M * M, 1)
 
 
 @pytest.mark.slow
