@@ -18,9 +18,9 @@ import xarray as xr
 
 from dbksvd_dask import lm
 from dbksvd_dask.dictionary import Dictionary
+from dbksvd_dask.encoding import encode
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.evaluate.coherence import nearest_atoms
-from dbksvd_dask.model import encode
 from dbksvd_dask.report import cards
 from dbksvd_dask.report.answers import Active, Explorer, Matches, Nearest, Steered
 from dbksvd_dask.report.feature import Feature, Related, pictures_of
