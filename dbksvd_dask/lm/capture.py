@@ -269,7 +269,7 @@ class CaptureJob:
         return tokens
 
     def _teller(self, before: int, began: float) -> Callable[[int], None]:
-        """Return a function that is told of rows done and emits progress; the first event comes at once."""
+        """Return a function that takes the rows done and emits progress; the first event comes at once."""
         done = 0
 
         def tell(rows: int) -> None:

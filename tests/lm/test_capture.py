@@ -195,7 +195,7 @@ def test_finished_capture_is_not_repeated_and_another_hook_is_added(tmp_path, mo
     assert first.tokens_run == again.tokens_run > 0
     assert content_of(tmp_path / "out" / "resid-0.zarr") == before
     assert capture(model, sentences(10), tmp_path / "out", ["resid:0", "mlp:0"]).tokens_run == 0
-    with pytest.raises(StoreError, match="exists already"):
+    with pytest.raises(StoreError, match="already exists"):
         capture(model, sentences(11), tmp_path / "out", ["resid:0"])
     assert capture(model, sentences(11), tmp_path / "out", ["resid:0"], force=True).tokens_run > 0
 
