@@ -16,8 +16,9 @@ from dbksvd_dask.errors import DeviceError
 from dbksvd_dask.gpu import device as gpu_device
 from dbksvd_dask.graph.run import current_client
 from dbksvd_dask.kernels import chunk
+from dbksvd_dask.plan import memory
 from dbksvd_dask.plan.device import CPU, DevicePlan, Placement, Sizes, plan_device
-from dbksvd_dask.plan.screening import uses_gram
+from dbksvd_dask.plan.screening import GRAM_ATOMS, uses_gram
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +88,14 @@ def place(device: str, sizes: Sizes, encoder: str, gram: str = "auto") -> Device
     encoder : one of `plan.encoders.ENCODERS`
     gram : one of `plan.screening.GRAMS`; a pursuit without a gram runs on the host
     """
+    made = _placed(device, sizes, encoder, gram)
+    if uses_gram(gram, encoder, sizes.n_atoms) and made.placement.pursuit == "cpu":
+        require_gram_fits(sizes.n_atoms, sizes.itemsize, encoder)
+    return made
+
+
+def _placed(device: str, sizes: Sizes, encoder: str, gram: str) -> DevicePlan:
+    """Return the plan of the devices that there are, or of the host; parameters as in `place`."""
     if not uses_gram(gram, encoder, sizes.n_atoms):
         if device == "gpu":
             raise DeviceError(
@@ -103,6 +112,23 @@ def place(device: str, sizes: Sizes, encoder: str, gram: str = "auto") -> Device
     made = plan_device(per_device, min(w.budget for w in found), encoder, max(w.n_threads for w in found))
     logger.info("device plan: %s", made)
     return made
+
+
+def process_memory(dask_worker: Any = None) -> int:
+    """Return the bytes that this process may use: the limit of a worker, or the memory of its machine."""
+    from distributed.system import MEMORY_LIMIT  # takes a moment to import, and only wide dictionaries ask
+
+    manager = getattr(dask_worker, "memory_manager", None)
+    return int(getattr(manager, "memory_limit", None) or MEMORY_LIMIT)
+
+
+def require_gram_fits(n_atoms: int, itemsize: int, encoder: str) -> None:
+    """Refuse a gram that exceeds the memory of a process on which it would be computed."""
+    if n_atoms <= GRAM_ATOMS:  # small: `memory_limit` is for whoever has less
+        return
+    client = current_client()
+    given = {} if client is None else client.run(process_memory, on_error="ignore")
+    memory.check_gram(n_atoms, itemsize, encoder, min(given.values(), default=0) or process_memory())
 
 
 def functions(place: Placement) -> Any:
