@@ -356,7 +356,7 @@ class Features:
         plain = model.generate(prompt, **how)
         with lm.steer(model, self._hook(), self.dictionary, j, amount):
             changed = model.generate(prompt, **how)
-        return Steered(j, self.material.name(j), amount, prompt, plain, changed)
+        return Steered(j, self.material.name(j), amount, prompt, plain, changed, temperature, seed)
 
     # -- tables --------------------------------------------------------------
 

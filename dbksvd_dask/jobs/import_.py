@@ -20,6 +20,7 @@ from dbksvd_dask.importers.linking import linkable_spans
 from dbksvd_dask.importers.selection import Rules, Selection
 from dbksvd_dask.importers.values import nonfinite_rows
 from dbksvd_dask.jobs.base import Buffers, begin_or_go_on, run_bounded, storing_threads
+from dbksvd_dask.progress import with_view
 from dbksvd_dask.store import atomic, paths
 from dbksvd_dask.store.activations import (
     ActivationWriter,
@@ -383,6 +384,7 @@ def import_activations(
     force: bool = False,
     verify: bool | None = None,
     callbacks: Iterable[Callback] = (),
+    verbose: bool | None = None,
 ) -> ImportResult:
     """Write the activations of one or many files to an activation store.
 
@@ -420,6 +422,8 @@ def import_activations(
         read all rows once, check that they are finite, and record their checksums.
     callbacks : iterable of callable
         Called with each `JobProgress` event.
+    verbose : bool, optional
+        Show live progress or nothing; default: in a notebook only.
 
     Returns
     -------
@@ -448,7 +452,7 @@ def import_activations(
         link=link,
         force=force,
         verify=verify,
-        callbacks=callbacks,
+        callbacks=with_view(callbacks, verbose),
     )
     try:
         with hold(job.path, "an import") as lock:

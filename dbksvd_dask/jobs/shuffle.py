@@ -20,6 +20,7 @@ from dbksvd_dask.events import Callback, JobProgress, emit
 from dbksvd_dask.jobs._passes import ChunkPicker, may_pick, read_at, scratch_folder, write_permuted
 from dbksvd_dask.jobs.base import Buffers, begin_or_go_on, run_bounded, storing_threads
 from dbksvd_dask.plan.shuffle import plan_shuffle
+from dbksvd_dask.progress import with_view
 from dbksvd_dask.store import atomic, paths
 from dbksvd_dask.store.activations import (
     ActivationWriter,
@@ -475,6 +476,7 @@ def shuffle_activations(
     force: bool = False,
     verify: bool = True,
     callbacks: Iterable[Callback] = (),
+    verbose: bool | None = None,
 ) -> ShuffleResult:
     """Write the rows of a store in random order to another; aligned arrays follow.
 
@@ -504,6 +506,8 @@ def shuffle_activations(
         Read every chunk back after it was written and compare it.
     callbacks : iterable of callable
         Called with each `JobProgress` event.
+    verbose : bool, optional
+        Show live progress or nothing; default: in a notebook only.
 
     Returns
     -------
@@ -527,7 +531,7 @@ def shuffle_activations(
         scratch=scratch,
         force=force,
         verify=verify,
-        callbacks=callbacks,
+        callbacks=with_view(callbacks, verbose),
     )
     with hold(job.path, "a shuffle") as lock:
         if job.is_finished():

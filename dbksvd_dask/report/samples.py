@@ -198,7 +198,7 @@ class TokenSamples(Samples):
 
     def __init__(self, store: str, texts: Sequence[str] | str, n_samples: int) -> None:
         super().__init__(n_samples, store)
-        self._texts = texts
+        self.texts = texts
         self._columns = {name: open_aligned(store, name) for name in ("text", "start", "end")}
         require_rows(self._columns["text"], n_samples)
 
@@ -223,7 +223,7 @@ class TokenSamples(Samples):
     def _whole_texts(self, ids: Ids, tokens: Tokens) -> dict[int, str]:
         """Read the texts of some tokens, by number; refuse a text that ends before its token does."""
         numbers = np.unique(tokens.text)
-        whole = dict(zip(numbers.tolist(), pick_texts(self._texts, numbers), strict=True))
+        whole = dict(zip(numbers.tolist(), pick_texts(self.texts, numbers), strict=True))
         for i, (text, end) in enumerate(zip(tokens.text.tolist(), tokens.end.tolist(), strict=True)):
             if end > len(whole[text]):
                 raise InputError(
@@ -303,7 +303,7 @@ def _word(text: str, start: int, end: int) -> str:
         start -= 1
     while end < len(text) and text[end].isalnum() and text[end - 1 : end].isalnum():
         end += 1
-    return text[start:end].lower()
+    return text[start:end].strip().lower()
 
 
 def pick_texts(texts: Sequence[str] | str, ids: Ids) -> list[str]:
