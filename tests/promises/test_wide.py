@@ -118,7 +118,7 @@ def test_stability(folder):
 def test_report_and_features(folder, Y, tmp_path, no_pairs):
     features = open_features(folder / "run", folder / "c.zarr", [f"row {i}" for i in range(N)])
     assert len(features.nearest(5, 12).atoms) == 12
-    assert len(features.on(Y[0]).atoms) == 4
+    assert features.on(Y[0]).atoms
     assert features[7]._repr_html_()
     write_report(folder / "run", folder / "c.zarr", tmp_path / "page.html")
 
