@@ -86,7 +86,7 @@ def place(device: str, sizes: Sizes, encoder: str, gram: str = "auto") -> Device
     device : {"auto", "cpu", "gpu"}
     sizes : of the whole batch
     encoder : one of `plan.encoders.ENCODERS`
-    gram : one of `plan.screening.GRAMS`; a pursuit without a gram runs on the host
+    gram : one of `plan.screening.GRAMS`
     """
     made = _placed(device, sizes, encoder, gram)
     if uses_gram(gram, encoder, sizes.n_atoms) and made.placement.pursuit == "cpu":
@@ -96,20 +96,13 @@ def place(device: str, sizes: Sizes, encoder: str, gram: str = "auto") -> Device
 
 def _placed(device: str, sizes: Sizes, encoder: str, gram: str) -> DevicePlan:
     """Return the plan of the devices that there are, or of the host; parameters as in `place`."""
-    if not uses_gram(gram, encoder, sizes.n_atoms):
-        if device == "gpu":
-            raise DeviceError(
-                f"device='gpu' was asked for, but {sizes.n_atoms} atoms with gram={gram!r} are encoded without a "
-                "gram, which has no GPU kernel; use gram='always' or device='cpu'"
-            )
-        return DevicePlan(CPU, sizes.chunk_size, 0)
     found = choose(device)
     if not found:
         return DevicePlan(CPU, sizes.chunk_size, 0)
     chunks = -(-sizes.n_rows // sizes.chunk_size)
     share = -(-chunks // len(found)) * sizes.chunk_size  # whole chunks: some devices have one more than others
     per_device = sizes._replace(n_rows=min(share, sizes.n_rows))
-    made = plan_device(per_device, min(w.budget for w in found), encoder, max(w.n_threads for w in found))
+    made = plan_device(per_device, min(w.budget for w in found), encoder, max(w.n_threads for w in found), gram)
     logger.info("device plan: %s", made)
     return made
 

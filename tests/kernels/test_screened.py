@@ -7,12 +7,10 @@ import numpy as np
 import pytest
 
 from dbksvd_dask import DBKSVD, encode
-from dbksvd_dask.errors import DeviceError, InputError
-from dbksvd_dask.graph.backend import place
+from dbksvd_dask.errors import InputError
 from dbksvd_dask.kernels import products
 from dbksvd_dask.kernels.encode import encode_rows, gram_for, gram_matrix, residual
 from dbksvd_dask.plan import memory, screening
-from dbksvd_dask.plan.device import Sizes
 from dbksvd_dask.plan.encoder import AtomWeights, EncodeSpec
 from tests.naive import kernels as naive
 
@@ -191,6 +189,3 @@ def test_what_it_cannot_do_is_refused_before_any_work():
         DBKSVD(300, 8, encoder="omp", gram="never").fit(np.zeros((10, 4), "f4"))
     with pytest.raises(InputError, match="gram='sometimes' is not known; use one of 'auto', 'always', 'never'"):
         DBKSVD(300, 8, gram="sometimes").fit(np.zeros((10, 4), "f4"))
-    with pytest.raises(DeviceError, match="without a gram, which has no GPU kernel; use gram='always'"):
-        place("gpu", Sizes(100, 100, 8, 300, 4), "mp", "never")
-    assert place("auto", Sizes(100, 100, 8, 300, 4), "mp", "never").placement.device == "cpu"
