@@ -27,6 +27,7 @@ class Column(NamedTuple):
 COLUMNS = (
     Column("l0", "nonzeros", 1, None),
     Column("variance_explained", "variance explained", 3, True),
+    Column("total_variance", "of the total", 3, True),
     Column("recovered_zero", "loss recovered, zero", 4, True),
     Column("recovered_mean", "loss recovered, mean", 4, True),
     Column("auc_1", "probing 1", 3, True),
@@ -41,7 +42,7 @@ COLUMNS = (
 # Reference lines, which compete for no column.
 BASELINES = ("soft-frozen", "random", "raw")
 PANELS = (
-    ("variance_explained", "variance explained"),
+    ("total_variance", "variance explained, of the total"),
     ("recovered_mean", "loss recovered (mean ablation)"),
     ("auc_1", "sparse probing, 1 atom (AUC)"),
     ("absorption", "absorption (lower is better)"),
@@ -77,6 +78,8 @@ def merged(lines: list[dict[str, Any]]) -> dict[tuple[Any, ...], dict[str, Any]]
 
 def _mean(cell: dict[str, list[Any]]) -> dict[str, Any]:
     out: dict[str, Any] = {"histogram": cell.get("histogram", [None])[0]}
+    if "fvu" in cell:
+        cell = cell | {"total_variance": [1 - value for value in cell["fvu"]]}
     for column in COLUMNS:
         values = cell.get(column.key)
         if values:
