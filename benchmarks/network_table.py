@@ -27,8 +27,13 @@ class Column(NamedTuple):
 COLUMNS = (
     Column("l0", "nonzeros", 1, None),
     Column("variance_explained", "variance explained", 3, True),
+    Column("total_variance", "of the total", 3, True),
     Column("recovered_zero", "loss recovered, zero", 4, True),
     Column("recovered_mean", "loss recovered, mean", 4, True),
+    Column("own_variance", "by its own encoder", 3, True),
+    Column("accuracy_1", "probing 1", 3, True),
+    Column("accuracy_2", "probing 2", 3, True),
+    Column("accuracy_5", "probing 5", 3, True),
     Column("auc_1", "probing 1", 3, True),
     Column("auc_2", "probing 2", 3, True),
     Column("auc_5", "probing 5", 3, True),
@@ -41,8 +46,9 @@ COLUMNS = (
 # Reference lines, which compete for no column.
 BASELINES = ("soft-frozen", "random", "raw")
 PANELS = (
-    ("variance_explained", "variance explained"),
+    ("total_variance", "variance explained, of the total"),
     ("recovered_mean", "loss recovered (mean ablation)"),
+    ("accuracy_1", "sparse probing, 1 atom (balanced accuracy)"),
     ("auc_1", "sparse probing, 1 atom (AUC)"),
     ("absorption", "absorption (lower is better)"),
 )
@@ -77,6 +83,8 @@ def merged(lines: list[dict[str, Any]]) -> dict[tuple[Any, ...], dict[str, Any]]
 
 def _mean(cell: dict[str, list[Any]]) -> dict[str, Any]:
     out: dict[str, Any] = {"histogram": cell.get("histogram", [None])[0]}
+    if "fvu" in cell:
+        cell = cell | {"total_variance": [1 - value for value in cell["fvu"]]}
     for column in COLUMNS:
         values = cell.get(column.key)
         if values:
@@ -127,8 +135,9 @@ def _cell(cell: dict[str, Any], column: Column, leads: bool) -> str:
 def figure(lines: list[dict[str, Any]], setting: tuple[Any, ...]) -> Figure:
     """Metrics against k, one panel each and one line per method, as the paper's figure of SAEBench."""
     found = {key: cell for key, cell in merged(lines).items() if key[:4] == setting}
-    drawn = Figure(figsize=(13, 3.6), layout="constrained")
-    for ax, (name, title) in zip(drawn.subplots(1, len(PANELS)), PANELS, strict=True):
+    panels = [panel for panel in PANELS if any(panel[0] in cell for cell in found.values())] or [PANELS[0]]
+    drawn = Figure(figsize=(3.4 * len(panels) + 1, 3.6), layout="constrained")
+    for ax, (name, title) in zip(drawn.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         methods = list(dict.fromkeys(key[5] for key in found if key[5] != "raw"))
         for i, method in enumerate(methods):
             points = sorted((key[4], c[name]) for key, c in found.items() if key[5] == method and name in c)

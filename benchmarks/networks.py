@@ -15,7 +15,7 @@ import argparse
 import json
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import network_scores
 from benchmarks.common import installed, machine
 from benchmarks.network_data import CONTEXT, Prepared, add_model_options, model_path
 from benchmarks.network_methods import METHODS, RAW, Training, compare_rates
@@ -88,6 +87,9 @@ class Table:
     def __init__(self, data: Prepared, size: Size, out: Path, name: str, options: argparse.Namespace) -> None:
         self.data, self.size, self.out, self.name, self._options = data, size, out, name, options
         self.lines = read_lines(out)
+
+    #: What is measured of one dictionary at a time, by part.
+    scores: Mapping[str, Callable[[Any, Any], dict[str, Any]]] = SCORES
 
     # -- lines ---------------------------------------------------------------------------------------
 
@@ -160,16 +162,21 @@ class Table:
 
     def score(self, cell: Cell, parts: Iterable[str]) -> None:
         """Measure what is missing of one dictionary, but for the loss."""
-        missing = [part for part in parts if part in SCORES and self.find(part, cell) is None]
+        missing = [part for part in parts if part in self.scores and self.find(part, cell) is None]
         subject = Subject(self.folder(cell)) if missing else None
         for part in missing:
-            self.add(part, cell, SCORES[part](subject, self.data))
+            self.add(part, cell, self.scores[part](subject, self.data))
+
+    def possible(self, parts: Iterable[str]) -> list[str]:
+        """Leave out what there is no data for."""
+        there = {"probing": bool(self.data.tasks()), "absorption": self.data.letters.exists()}
+        return [part for part in parts if there.get(part, True)]
 
     def raw(self) -> None:
         """Probe the activations themselves."""
         cell = Cell(RAW, 0, 0)
         if self.find("probing", cell) is None:
-            self.add("probing", cell, network_scores.probing(None, self.data))
+            self.add("probing", cell, self.scores["probing"](None, self.data))
 
     def loss(self, cells: Iterable[Cell]) -> None:
         """Measure the loss recovered of all dictionaries that lack it, in one pass."""
@@ -204,21 +211,16 @@ def cells(methods: Iterable[str], ks: Iterable[int], seeds: Iterable[int]) -> It
 
 def fill(table: Table, wanted: list[Cell], parts: list[str]) -> None:
     """Train and measure everything that is missing; the scores of a cell follow its training at once."""
-    if "probing" in parts and table.data.tasks():
+    possible = table.possible(parts)
+    if "probing" in possible:
         table.raw()
     for cell in wanted:
         table.train(cell)
-        table.score(cell, _possible(parts, table.data))
+        table.score(cell, possible)
     if "loss" in parts:
         table.loss(wanted)
     if "stability" in parts:
         table.stability(wanted)
-
-
-def _possible(parts: list[str], data: Prepared) -> list[str]:
-    """Leave out what there is no data for."""
-    there = {"probing": bool(data.tasks()), "absorption": data.letters.exists()}
-    return [part for part in parts if there.get(part, True)]
 
 
 def _parser() -> argparse.ArgumentParser:

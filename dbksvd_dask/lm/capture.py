@@ -144,7 +144,7 @@ def capture_activations(
     windows = make_windows(
         opened.tokenizer, given.texts, context=context, bos=bos, long=long, n_rows=n_tokens, order=order
     )
-    check_ids(opened, windows.ids)
+    check_ids(opened, windows.ids, int(windows.lengths.max(initial=0)))
     about = {"context": context, "bos": bos, "long": long, "order_seed": seed, "batch_tokens": batch_tokens}
     seen = with_view(callbacks, verbose)
     job = CaptureJob(opened, given, windows, paths.normalise(out), dtype, chunk_rows, about, force, seen)
