@@ -18,8 +18,8 @@ import xarray as xr
 
 from dbksvd_dask import lm
 from dbksvd_dask.dictionary import Dictionary
+from dbksvd_dask.encoding import encode
 from dbksvd_dask.errors import InputError
-from dbksvd_dask.model import encode
 from dbksvd_dask.report import cards
 from dbksvd_dask.report.answers import Active, Explorer, Matches, Nearest, Steered
 from dbksvd_dask.report.feature import Feature, Related, pictures_of
@@ -356,7 +356,7 @@ class Features:
         plain = model.generate(prompt, **how)
         with lm.steer(model, self._hook(), self.dictionary, j, amount):
             changed = model.generate(prompt, **how)
-        return Steered(j, self.material.name(j), amount, prompt, plain, changed)
+        return Steered(j, self.material.name(j), amount, prompt, plain, changed, temperature, seed)
 
     # -- tables --------------------------------------------------------------
 

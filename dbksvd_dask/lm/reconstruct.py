@@ -108,11 +108,14 @@ class SparseAutoencoder:
         """Width of its rows."""
         return int(self.tensors["W_dec"].shape[1])
 
+    def latents(self, rows: Rows) -> Rows:
+        """Return the latents of rows (n, n_features): (n, n_latents), zero where inactive."""
+        x = rows - self.tensors["b_dec"] if self.config.get("apply_b_dec_to_input", True) else rows
+        return _LATENTS[self.architecture](self, x.astype(np.float32))
+
     def __call__(self, rows: Rows) -> Rows:
         """Return the reconstruction of rows (n, n_features)."""
-        t = self.tensors
-        x = rows - t["b_dec"] if self.config.get("apply_b_dec_to_input", True) else rows
-        out: Rows = _LATENTS[self.architecture](self, x.astype(np.float32)) @ t["W_dec"] + t["b_dec"]
+        out: Rows = self.latents(rows) @ self.tensors["W_dec"] + self.tensors["b_dec"]
         return out
 
     def standard(self, x: Rows) -> Rows:

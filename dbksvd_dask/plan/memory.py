@@ -25,6 +25,8 @@ GRAM_BLOCK = 960
 _DICTIONARIES = 6
 # What the allocator holds between arrays that come and go.
 _SLACK = 1.1
+# Most of the memory of a process that a gram may take; dictionary, samples and libraries need the rest.
+_GRAM_SHARE = 0.8
 
 
 class FitSizes(NamedTuple):
@@ -228,7 +230,7 @@ def _without_gram(encoder: str) -> str:
 
 
 def check_gram(n_atoms: int, itemsize: int, encoder: str, available: int) -> None:
-    """Refuse a dictionary whose gram exceeds the memory of a process.
+    """Refuse a dictionary whose gram exceeds four fifths of the memory of a process.
 
     Parameters
     ----------
@@ -237,13 +239,14 @@ def check_gram(n_atoms: int, itemsize: int, encoder: str, available: int) -> Non
     >>> check_gram(65536, 4, "omp", 16 << 30)
     Traceback (most recent call last):
     dbksvd_dask.errors.MemoryPlanError: encoder='omp' was asked to encode with the gram of 65536 atoms, which \
-takes 25.90 GB of the 17.18 GB that a process has; use encoder='mp' with gram='never', or at most 53000 atoms
+takes 25.90 GB of the 17.18 GB that a process has; use encoder='mp' with gram='never', or at most 47000 atoms
     """
     needed = gram_bytes(n_atoms, itemsize)
-    if needed <= available:
+    most = _GRAM_SHARE * available
+    if needed <= most:
         return
     fits = n_atoms
-    while gram_bytes(fits, itemsize) > available:
+    while gram_bytes(fits, itemsize) > most:
         fits -= max(1, fits // 100)
     raise MemoryPlanError(
         f"encoder={encoder!r} was asked to encode with the gram of {n_atoms} atoms, which takes "

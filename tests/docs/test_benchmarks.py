@@ -174,10 +174,14 @@ def test_quality_and_page_at_tiny_size(tmp_path, monkeypatch):
     paper_timing.main(["--size", "tiny", "--no-growth", "--out", str(results / "paper_timing.json")])
     few = ["--peers", "DB-KSVD", "classic K-SVD", "--in-process"]
     peers.main(["--size", "tiny", *few, "--out", str(results / "peers.json")])
+    network = {"model": "a model", "hook": "resid:1", "n_atoms": 48, "rows": 600, "method": "DB-KSVD", "k": 5}
+    line = {**network, "seed": 0, "variance_explained": 0.5, "histogram": [0] * 39 + [48]}
+    (results / "networks.jsonl").write_text(json.dumps(line) + "\n")
     page = reproduce.main([str(tmp_path / "page.html"), "--from", str(results), "--size", "tiny"]).read_text()
-    for title in ("Time to quality", "Encoders", "Coherence", "Against the trends of the paper"):
+    titles = ("Time to quality", "Encoders", "Coherence", "Language models", "Against the trends of the paper")
+    for title in titles:
         assert title in page
-    assert page.count("<svg") == 3
+    assert page.count("<svg") == 5
 
 
 @pytest.mark.browser

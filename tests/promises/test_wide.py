@@ -145,10 +145,10 @@ def no_gram_yet(*_):
 
 
 def test_a_gram_beyond_the_memory_is_refused_before_any_work(Y, folder, monkeypatch, tmp_path):
-    monkeypatch.setattr(backend, "process_memory", lambda: 400_000_000)
+    monkeypatch.setattr(backend, "process_memory", lambda: 500_000_000)
     monkeypatch.setattr("dbksvd_dask.kernels.encode.gram_tile", no_gram_yet)
     atoms = open_dictionary(folder / "run").atoms
-    text = "takes 503.3 MB of the 400.0 MB that a process has; use encoder='mp' with gram='never', or at most 7000"
+    text = "takes 503.3 MB of the 500.0 MB that a process has; use encoder='mp' with gram='never', or at most 7000"
     with pytest.raises(MemoryPlanError, match=text):
         DBKSVD(**HOW, encoder="omp").fit(Y)
     with pytest.raises(MemoryPlanError, match=text):
