@@ -188,7 +188,7 @@ def curves(result: dict[str, Any]) -> Figure:
     axes[0].set_ylabel("held-out variance explained")
     best = max((r["ve_omp"] for r in result["comparison"]), default=1.0)
     axes[0].set_ylim(best - 0.2, best + 0.01)  # what lies lower is the first seconds of a run
-    axes[1].legend(fontsize=8)
+    axes[1].legend(fontsize=8, loc="lower right")
     return figure
 
 

@@ -77,7 +77,7 @@ def convergence_curves(result: dict[str, Any]) -> str:
         ax.plot(range(1, len(values) + 1), values, style, color=f"C{i // 2}", label=name)
     ax.set(xlabel="iteration", ylabel="held-out variance explained")
     ax.grid(alpha=0.3)
-    ax.legend(fontsize=8)
+    ax.legend(fontsize=8, loc="lower right")
     return svg(figure)
 
 
@@ -91,7 +91,7 @@ def coherence_histograms(result: dict[str, Any]) -> str:
             if run["k"] == k:
                 ax.stairs(run["histogram"], bins, label="Matryoshka" if run["matryoshka"] else "plain")
         ax.set(title=f"k = {k}", xlabel="largest |inner product| with another atom", ylabel="atoms")
-        ax.legend(fontsize=8)
+        ax.legend(fontsize=8, loc="lower right")
     return svg(figure)
 
 
