@@ -173,6 +173,7 @@ async function start() {
   byId('status').remove();
   route();
   document.documentElement.dataset.ready = 'true';
+  performance.mark('usable');
 }
 
 start().catch(error => {
