@@ -3,17 +3,14 @@
     python -m benchmarks.token_page page.html
 
 Tokens, codes and logits are made up: words of a Zipf law in texts of 128 tokens, each with atoms of its own among
-random ones. The page opens a few times, each in a fresh profile; a time is `performance.now()` once it is usable.
-Needs selenium, chromium and chromedriver.
+random ones. The page opens a few times, each in a fresh Chromium; see `benchmarks.wide_page`.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +18,7 @@ import numpy as np
 import xarray as xr
 
 from benchmarks import common
+from benchmarks.wide_page import browse
 from dbksvd_dask import decode
 from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.report import write_report
@@ -29,19 +27,6 @@ from dbksvd_dask.store.activations import Aligned, create_activations
 SIZES = {"tiny": {"atoms": 64, "tokens": 1000, "k": 4}, "full": {"atoms": 4096, "tokens": 300_000, "k": 32}}
 WINDOW = 128
 N_FEATURES = 64
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-dev-shm-usage"
-)
-# Milliseconds until the page of an atom is shown, and until a search has been answered.
-ATOM = (
-    "const done = arguments[0], began = performance.now();"
-    "addEventListener('hashchange', () => setTimeout(() => done(performance.now() - began)), {once: true});"
-    "location.hash = '#atom/1'"
-)
-SEARCH = (
-    "const box = document.getElementById('search'), began = performance.now();"
-    "box.value = 'ba'; box.dispatchEvent(new Event('input')); return performance.now() - began"
-)
 
 
 def make_words(rng: np.random.Generator, n: int) -> list[str]:
@@ -117,29 +102,6 @@ def write_page(out: Path, n_atoms: int, n_tokens: int, k: int, seed: int = 0) ->
         return common.cpu_seconds() - began
 
 
-def open_page(path: Path) -> dict[str, float]:
-    """Open a page in a fresh Chromium; return seconds until it is usable, and until a page of an atom is shown."""
-    from selenium import webdriver
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = next(
-        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome")))
-    )
-    with tempfile.TemporaryDirectory() as profile:
-        for flag in (*FLAGS.split(), f"--user-data-dir={profile}"):
-            options.add_argument(flag)
-        driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
-        try:
-            driver.get(f"file://{path.resolve()}")
-            while driver.execute_script("return document.documentElement.dataset.ready") != "true":
-                time.sleep(0.02)
-            ready = driver.execute_script("return performance.getEntriesByName('usable')[0].startTime")
-            atom, search = driver.execute_async_script(ATOM), driver.execute_script(SEARCH)
-        finally:
-            driver.quit()
-    return {"usable": ready / 1000, "atom": atom / 1000, "first search": search / 1000}
-
-
 def table(result: dict[str, Any]) -> str:
     """Lay out the result as Markdown."""
     runs = result["opened"]
@@ -158,7 +120,7 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     size = SIZES[args.size]
     cpu = 0.0 if args.page.exists() else write_page(args.page, size["atoms"], size["tokens"], size["k"])
-    opened = [open_page(args.page) for _ in range(args.opened)]
+    opened = [browse(str(args.page), None) for _ in range(args.opened)]
     result = {
         **size,
         "machine": common.machine(),

@@ -25,9 +25,14 @@ CHECKED = {
 @click.argument("path", metavar="DST", type=click.Path())
 @click.option("--array", help="Name of the array, dataset, tensor or column with the activations.")
 @click.option("--aligned", multiple=True, metavar="NAME", help="Keep this array beside the rows; repeatable.")
-@click.option("--format", "format", help="npy, npz, safetensors, hdf5, arrow, parquet, torch, raw or zarr.")
+@click.option(
+    "--format",
+    "format",
+    help="npy, npz, safetensors, hdf5, arrow, parquet, torch, raw, zarr, saev, bionemo or llamascopium.",
+)
 @click.option("--dtype", help="dtype of a raw file; bfloat16 also for two-byte numbers saved by NumPy.")
 @click.option("--n-features", type=int, help="Width of the rows of a raw file.")
+@click.option("--layer", type=int, help="Which layer of arrays (example, layer, token, feature).")
 @click.option("--mask", type=click.Path(), help="A .npy file: rows with 0 or False in it are left out.")
 @click.option("--mask-array", metavar="NAME", help="The same from an array of the files, as attention_mask.")
 @click.option("--drop-first-token", is_flag=True, help="Leave out the first token of each sequence.")
@@ -56,9 +61,10 @@ def command(source: str, path: str, as_json: bool, show_plan: bool, log: str | N
     """Turn activations on disk into a store that `fit` and `encode` read at full speed.
 
     SRC is a file, a folder or a quoted pattern: .npy .npz .safetensors .h5 .parquet .arrow .pt, raw memory maps
-    (.bin .raw .dat .mmap), Zarr, or a saved Hugging Face dataset such as an activation cache of SAELens. Arrays
-    of shape (sequence, token, feature) become rows. Many files go in natural order: shard_2 before shard_10. A raw
-    file is described by FILE.json beside it (shape, dtype), or by --dtype and --n-features.
+    (.bin .raw .dat .mmap), Zarr, a saved Hugging Face dataset such as an activation cache of SAELens, or shards of
+    saev, BioNeMo or Llamascopium. Arrays of shape (sequence, token, feature) become rows; of four dimensions
+    (example, layer, token, feature), --layer chooses one. Many files go in natural order: shard_2 before shard_10.
+    A raw file is described by FILE.json beside it (shape, dtype), or by --dtype and --n-features.
 
     With --link the store holds byte ranges of the files instead of a copy. It takes a moment, and works where
     rows are plain bytes (.npy, .safetensors, raw, uncompressed Zarr) and none is left out. A file that changes

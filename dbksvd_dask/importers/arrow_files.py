@@ -20,12 +20,31 @@ from dbksvd_dask.importers.base import Array, ArrayInfo, Cursor, Hints, SourceFi
 BLOCK_BYTES = 1 << 20
 
 
-def _pyarrow(path: str) -> Any:
+def pyarrow_for(path: str) -> Any:
+    """Import pyarrow, or say what to install to read this file."""
     try:
         import pyarrow
     except ImportError as error:
         raise InputError(f"reading {path} needs pyarrow: pip install 'dbksvd-dask[importers]'") from error
     return pyarrow
+
+
+def damage_of(pa: Any) -> tuple[type[Exception], ...]:
+    """Return what Arrow raises over files that are damaged."""
+    return pa.ArrowException, OSError, UnicodeDecodeError
+
+
+def parquet_reader(pa: Any, path: str) -> Any:
+    """Open a Parquet file to be read little by little, with checksums of pages compared where it has them."""
+    from pyarrow import parquet
+
+    try:
+        # by default all of a row group is read at once, and that may be the whole file
+        return parquet.ParquetFile(
+            path, pre_buffer=False, buffer_size=BLOCK_BYTES, page_checksum_verification=True
+        )
+    except damage_of(pa) as error:
+        raise StoreError(f"{path} is not a readable Parquet file, or truncated: {brief(error)}") from error
 
 
 def _storage(pa: Any, array: Any) -> Any:
@@ -81,8 +100,8 @@ class _ArrowSource(SourceFile):
     def __init__(self, path: str) -> None:
         self.path = path
         self.arrays = {}
-        self._pa = _pyarrow(path)
-        self._damage = (self._pa.ArrowException, OSError, UnicodeDecodeError)
+        self._pa = pyarrow_for(path)
+        self._damage = damage_of(self._pa)
 
     def _describe(self, schema: Any, n_items: int) -> None:
         for field in schema:
@@ -226,15 +245,7 @@ class ParquetFile(_ArrowSource):
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
-        from pyarrow import parquet
-
-        try:
-            # by default all of a row group is read at once, and that may be the whole file
-            self._file = parquet.ParquetFile(
-                path, pre_buffer=False, buffer_size=BLOCK_BYTES, page_checksum_verification=True
-            )
-        except self._damage as error:
-            raise StoreError(f"{path} is not a readable Parquet file, or truncated: {brief(error)}") from error
+        self._file = parquet_reader(self._pa, path)
         metadata = self._file.metadata
         sizes = [metadata.row_group(g).num_rows for g in range(metadata.num_row_groups)]
         if sum(sizes) != metadata.num_rows or any(n < 0 for n in sizes):

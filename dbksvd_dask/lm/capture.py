@@ -144,7 +144,7 @@ def capture_activations(
     windows = make_windows(
         opened.tokenizer, given.texts, context=context, bos=bos, long=long, n_rows=n_tokens, order=order
     )
-    check_ids(opened, windows.ids)
+    check_ids(opened, windows.ids, int(windows.lengths.max(initial=0)))
     about = {"context": context, "bos": bos, "long": long, "order_seed": seed, "batch_tokens": batch_tokens}
     seen = with_view(callbacks, verbose)
     job = CaptureJob(opened, given, windows, paths.normalise(out), dtype, chunk_rows, about, force, seen)
@@ -272,7 +272,7 @@ class CaptureJob:
         return tokens
 
     def _teller(self, before: int, began: float) -> Callable[[int], None]:
-        """Return a function that is told of rows done and emits progress; the first event comes at once."""
+        """Return a function that takes the rows done and emits progress; the first event comes at once."""
         done = 0
 
         def tell(rows: int) -> None:

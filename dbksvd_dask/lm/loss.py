@@ -161,7 +161,7 @@ def loss_recovered(
     windows = make_windows(
         opened.tokenizer, given.texts, context=context, bos=bos, long=long, n_rows=n_tokens, order=order
     )
-    check_ids(opened, windows.ids)
+    check_ids(opened, windows.ids, int(windows.lengths.max(initial=0)))
     if int((windows.lengths - 1 - windows.skip).max()) < 1:
         raise InputError("no window has two tokens, so there is nothing to predict; give longer texts")
     opened.check_logits()

@@ -7,8 +7,8 @@ import shutil
 import numpy as np
 import pytest
 
+from dbksvd_dask.encoding import encode
 from dbksvd_dask.features import open_features
-from dbksvd_dask.model import encode
 from dbksvd_dask.report import write_report
 from tests.helpers.jobs import PATIENCE
 from tests.helpers.report_parts import WORDS, dictionary_of, encoded, patch_store, text_samples, token_store, unit

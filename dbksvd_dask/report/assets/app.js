@@ -173,7 +173,6 @@ async function start() {
   byId('status').remove();
   route();
   document.documentElement.dataset.ready = 'true';
-  performance.mark('usable');
 }
 
 start().catch(error => {
