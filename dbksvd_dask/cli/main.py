@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import io
 import logging
@@ -78,7 +79,9 @@ def cli(ctx: click.Context, verbose: int) -> None:
     ctx.ensure_object(dict)["verbose"] = verbose
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_SafeLines("%(levelname)s %(name)s: %(message)s"))
+    # without -v there are only warnings, which name no module
+    form = "%(levelname)s %(name)s: %(message)s" if verbose else "dbksvd: %(levelname)s: %(message)s"
+    handler.setFormatter(_SafeLines(form))
     logging.basicConfig(level=level, handlers=[handler])
 
 
@@ -87,7 +90,9 @@ class _SafeLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Lay out a record."""
-        return printable(redacted(super().format(record)), keep="\n\t")
+        shown = copy.copy(record)  # other handlers get the record as it is
+        shown.levelname = record.levelname.lower()
+        return printable(redacted(super().format(shown)), keep="\n\t")
 
 
 def _run(args: list[str]) -> NoReturn:

@@ -86,6 +86,11 @@ def say(text: str, err: bool = False) -> None:
     click.echo(printable(redacted(text), keep="\n\t"), err=err)
 
 
+def warn(text: str) -> None:
+    """Print a warning for people, on standard error."""
+    say(f"dbksvd: warning: {text}", err=True)
+
+
 def table(fields: Mapping[str, Any]) -> str:
     """Lay out names and values in two columns; None is left out, bytes and seconds are put in words."""
     shown = {_label(name): _plain(value, name) for name, value in fields.items() if value is not None}

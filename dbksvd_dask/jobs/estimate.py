@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -160,7 +161,7 @@ def fit_seconds(work: FitWork, reader: Any, dtype: Any) -> float:
 # ---------------------------------------------------------------------------------------------- jobs
 
 
-def estimate_import(source: PathLike, path: PathLike, **options: Any) -> dict[str, Any]:
+def estimate_import(source: PathLike | Sequence[PathLike], path: PathLike, **options: Any) -> dict[str, Any]:
     """Estimate what an import will take.
 
     Parameters
