@@ -36,8 +36,8 @@ CHECKED = {
 @click.option("--format", "format", help="npy, npz, safetensors, hdf5, arrow, parquet, torch, raw or zarr.")
 @click.option("--dtype", help="dtype of a raw file; bfloat16 also for two-byte numbers saved by NumPy.")
 @click.option("--n-features", type=int, help="Width of the rows of a raw file.")
-@click.option("--mask", type=click.Path(), help="A .npy file: rows with 0 or False in it are left out.")
-@click.option("--mask-array", metavar="NAME", help="The same from an array of the files, as attention_mask.")
+@click.option("--mask", type=click.Path(), help="A .npy file: rows whose entry is 0 or False are left out.")
+@click.option("--mask-array", metavar="NAME", help="The same, from an array of the files such as attention_mask.")
 @click.option("--drop-first-token", is_flag=True, help="Leave out the first token of each sequence.")
 @click.option("--drop-outliers", type=float, metavar="FACTOR", help="Leave out rows above FACTOR x median norm.")
 @click.option(
@@ -47,10 +47,10 @@ CHECKED = {
     show_default=True,
     help="Rows with NaN or infinite values.",
 )
-@click.option("--source-row", is_flag=True, help="Keep the number that each row had in the files.")
+@click.option("--source-row", is_flag=True, help="Record the number of each row in the source files.")
 @click.option("--chunk-rows", type=click.IntRange(1), help="Rows per chunk; default: 16 to 32 MiB.")
 @click.option("--compressor", type=click.Choice(["zstd", "blosc"]), help="Default: none, which reads fastest.")
-@click.option("--link", is_flag=True, help="Copy nothing: refer to the files, which have to stay as they are.")
+@click.option("--link", is_flag=True, help="Refer to the files instead of copying them; they must stay unchanged.")
 @click.option(
     "--verify/--no-verify",
     default=None,
@@ -70,14 +70,15 @@ def command(
     Arrays of shape (sequence, token, feature) become rows. Files are read in natural order: shard_2 before
     shard_10. A raw file is described by FILE.json beside it (shape, dtype), or by --dtype and --n-features.
 
-    With --link the store holds byte ranges of the files instead of a copy. It takes a moment, and works where
-    rows are plain bytes (.npy, .safetensors, raw, uncompressed Zarr) and none is left out. A file that changes
+    With --link the store holds byte ranges of the files instead of a copy. This takes a moment, and works where
+    rows are plain bytes (.npy, .safetensors, raw, uncompressed Zarr) and none are left out. A file that changes
     later is refused by name.
 
-    DST appears when it is complete. If the import is interrupted, the same command goes on where it stopped.
+    DST appears once it is complete. An interrupted import resumes: run the same command again.
 
     \b
-    dbksvd import activations.npy store.zarr
+    dbksvd import activations.npy store.zarr --texts texts.txt
+    dbksvd import shards/*.npy store.zarr
     dbksvd import 'shards/*.safetensors' store.zarr --array layer_12 --aligned token_ids
     dbksvd import cache/ store.zarr --drop-first-token --drop-outliers 10
     dbksvd import acts.bin store.zarr --dtype bfloat16 --n-features 2304
@@ -102,7 +103,7 @@ def command(
         f"file{'s' * (result.n_files != 1)} in {_words.format_seconds(result.seconds)}"
     ) + CHECKED.get((options["link"], options["verify"]), "")
     if result.chunks_kept:
-        text += f"; went on after {result.chunks_kept} of {result.chunks_kept + result.chunks_written} chunks"
+        text += f"; resumed after {result.chunks_kept} of {result.chunks_kept + result.chunks_written} chunks"
     if any(result.dropped.values()):
         text += "; rows left out: " + ", ".join(f"{k} {v}" for k, v in result.dropped.items() if v)
     if result.texts:
@@ -113,3 +114,4 @@ def command(
         if seen.doubt:
             output.warn(f"these values do not look like activations: {seen.doubt}")
     output.report(asdict(result), as_json, text)
+    output.next_step("shuffle", path, "shuffled.zarr", "--seed", "0", as_json=as_json)

@@ -150,7 +150,7 @@ def test_interrupted_import_says_that_it_went_on(source, tmp_path, capsys):
     assert (described["chunks_written"], described["n_chunks"]) == (1, 3)
     code, out, _ = run(capsys, "import", source, tmp_path / "s", "--chunk-rows", 100)
     assert code == 0
-    assert "went on after 1 of 3 chunks" in out
+    assert "resumed after 1 of 3 chunks" in out
 
 
 def test_help_has_an_example_for_each_command(capsys):
