@@ -154,6 +154,8 @@ def open_inputs(
         found = _recorded(dataset, total, image_shape)
     else:
         found = open_samples(samples, total, image_shape)
+        if found.kind == "text" and found.store is None:
+            _warn_of_shuffle(dataset)
     if image_shape is not None and found.kind != "image":
         raise InputError(
             f"image_shape={tuple(image_shape)} needs the store whose rows are the pictures; give it as "
@@ -208,6 +210,18 @@ def _recorded(codes: xr.Dataset, n_samples: int, image_shape: Sequence[int] | No
             raise
         logger.warning("the page shows numbers of samples instead of texts: %s", error)
         return Samples(n_samples)
+
+
+def _warn_of_shuffle(codes: xr.Dataset) -> None:
+    """Warn that texts by number do not belong to the rows of a shuffled store."""
+    stated = codes.attrs.get("store")
+    path = stated.get("path") if isinstance(stated, Mapping) else None
+    if path and not paths.is_remote(path) and is_store(path) and provenance(path).get("command") == "shuffle":
+        logger.warning(
+            "%s was shuffled: its row i is not text i, unless the texts were put in the same order; texts that "
+            "are imported (import with texts=FILE) stay with their rows",
+            path,
+        )
 
 
 _NUMBERS = ("mean_relative_error", "variance_explained", "fvu", "cosine_similarity", "shrinkage")

@@ -7,10 +7,11 @@ import pyarrow as pa
 import pytest
 from pyarrow import feather, parquet
 
+from dbksvd_dask import DBKSVD, encode_store
 from dbksvd_dask.errors import InputError, StoreError
 from dbksvd_dask.jobs.import_ import import_activations
 from dbksvd_dask.jobs.shuffle import shuffle_activations
-from dbksvd_dask.report.inputs import open_samples
+from dbksvd_dask.report.inputs import open_inputs, open_samples
 from dbksvd_dask.store.activations import open_activations
 from tests.helpers.import_patterns import values
 
@@ -112,3 +113,16 @@ def test_texts_need_a_local_store(tmp_path):
     assert import_activations(tmp_path / "table.parquet", "memory://texts/store.zarr").texts is None
     with pytest.raises(InputError, match="texts go beside a local store"):
         import_activations(tmp_path / "table.parquet", "memory://texts/other.zarr", texts="text")
+
+
+def test_texts_by_number_beside_a_shuffled_store_are_warned_of(tmp_path, caplog):
+    np.save(tmp_path / "rows.npy", np.random.default_rng(0).standard_normal((60, 4)).astype("f4"))
+    import_activations(tmp_path / "rows.npy", tmp_path / "raw.zarr")
+    shuffle_activations(tmp_path / "raw.zarr", tmp_path / "mixed.zarr", seed=0)
+    texts = write_lines(tmp_path / "t.txt", [str(i) for i in range(60)])
+    model = DBKSVD(8, 2, n_iter=1, checkpoint=tmp_path / "run").fit(tmp_path / "raw.zarr")
+    for name, warned in (("raw", False), ("mixed", True)):
+        encode_store(tmp_path / f"{name}.zarr", model, tmp_path / f"{name}-codes.zarr")
+        caplog.clear()
+        open_inputs(tmp_path / "run", tmp_path / f"{name}-codes.zarr", samples=texts)
+        assert ("was shuffled: its row i is not text i" in caplog.text) == warned
