@@ -90,9 +90,8 @@ def main(argv: list[str] | None = None) -> list[dict[str, float]]:
     args = parser.parse_args(argv)
     embed = Remembering(ai.HashingEmbedding() if args.hashing else ai.SentenceTransformerEmbedding())
     rows = []
-    print(
-        "| codes | similarity of words | of random words | atoms like random words | score |\n|---|---|---|---|---|"
-    )
+    print("| codes | similarity of words | of random words | atoms like random words | score |")
+    print("|---|---|---|---|---|")
     for path in args.codes:
         runs = [measure(path, embed, args.atoms, seed) for seed in args.seeds]
         mean = {name: float(np.mean([run[name] for run in runs])) for name in runs[0]}
