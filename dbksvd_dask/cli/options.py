@@ -271,7 +271,7 @@ def read_validation(value: str) -> Any:
     if text.lstrip("-").isdigit():
         return int(text)
     if "://" not in text and not os.path.exists(text):
-        raise InputError(f"--validation {text} is neither a number of samples nor a store that is there")
+        raise InputError(f"--validation {text} is neither a number of samples nor an existing store")
     return text
 
 
