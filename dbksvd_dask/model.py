@@ -138,6 +138,8 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         Whether matching pursuit uses the products of all pairs of atoms, n_atoms x n_atoms numbers. Without
         them it searches all atoms in a few passes, and the best candidates in between: nearly the same codes, in
         memory that grows with n_atoms only. "auto" forms the gram of up to 16,384 atoms (in training, of a group).
+    verbose : bool or None, default None
+        Show live progress while fitting: a view in a notebook, lines elsewhere. None shows it in a notebook only.
 
     Attributes
     ----------
@@ -204,6 +206,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         frequency_prior: bool = False,
         patience: int | None = None,
         gram: str = "auto",
+        verbose: bool | None = None,
     ) -> None:
         self.n_atoms = n_atoms
         self.k = k
@@ -238,6 +241,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.frequency_prior = frequency_prior
         self.patience = patience
         self.gram = gram
+        self.verbose = verbose
         self.output = output
 
     @classmethod
@@ -288,7 +292,9 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             values["validation"] = 0
         return FitParams.checked(**values)
 
-    def _trainer(self, Y: Any, held: Any = None, params: FitParams | None = None) -> Trainer:
+    def _trainer(
+        self, Y: Any, held: Any = None, params: FitParams | None = None, seen: Sequence[Callback] | None = None
+    ) -> Trainer:
         from dbksvd_dask.fit.trainer import Trainer
 
         params = params or self._params()
@@ -299,7 +305,8 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             validation = as_source(self.validation, params.chunk_size)
             check_width(validation, source.n_features, "validation")
         limit = None if self.memory_limit is None else parse_bytes(self.memory_limit)
-        return Trainer(source, params, init, validation, self.callbacks, limit, self._recipe)
+        seen = self.callbacks if seen is None else seen
+        return Trainer(source, params, init, validation, seen, limit, self._recipe)
 
     def plan(self, Y: Any) -> MemoryPlan:
         """Peak memory per worker process that `fit` would take on the current scheduler; nothing is computed.
@@ -324,9 +331,10 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def _fit(self, Y: Any, *, resume: bool = False, replace: bool = False) -> DBKSVD:
         """Learn a dictionary, in place of the fit in the folder `checkpoint` if that is asked for."""
         from dbksvd_dask.codes import feature_coords
+        from dbksvd_dask.progress import with_view
 
         folder = None if self.checkpoint is None else run_folder(self.checkpoint)
-        trainer = self._trainer(Y)
+        trainer = self._trainer(Y, seen=with_view(self.callbacks, self.verbose))
         every = check_integer("checkpoint_every", self.checkpoint_every, 1)
         return self._publish(trainer.fit(folder, every, resume, replace), feature_coords(Y))
 

@@ -18,7 +18,7 @@ from dbksvd_dask.plan.params import FitParams, check_integer, check_k
 from dbksvd_dask.plan.recipes import recipe_params
 from dbksvd_dask.plan.stopping import WORTH_A_WORD, settled_since
 
-# every parameter of DBKSVD but `checkpoint`, which is RUN, and `callbacks`; a test compares
+# every parameter of DBKSVD but `checkpoint`, which is RUN, `callbacks` and `verbose`; a test compares
 PARAMETERS: dict[str, Any] = {
     "n_atoms": None,
     "k": None,
@@ -35,7 +35,7 @@ PARAMETERS: dict[str, Any] = {
 @options.parameter_options(PARAMETERS)
 @click.option("--resume", is_flag=True, help="Continue the fit in RUN. Options default to those of the run.")
 @output.log_option
-@click.option("--track", metavar="TOOL:PROJECT", help="Also send the history to trackio or wandb.")
+@click.option("--track", metavar="TOOL:PROJECT", help="Also send the history to trackio, wandb or tensorboard.")
 @options.scheduler_options
 @click.option("--force", is_flag=True, help="Discard the fit in RUN and start over.")
 @output.plan_option

@@ -33,9 +33,14 @@ CHECKED = {
     help="What the rows are: a text file with one line per row, or a column of the files. Lines may mark the "
     "token of their row: the small <<bird>> sings. Default: a column called text, if there is one.",
 )
-@click.option("--format", "format", help="npy, npz, safetensors, hdf5, arrow, parquet, torch, raw or zarr.")
+@click.option(
+    "--format",
+    "format",
+    help="npy, npz, safetensors, hdf5, arrow, parquet, torch, raw, zarr, saev, bionemo or llamascopium.",
+)
 @click.option("--dtype", help="dtype of a raw file; bfloat16 also for two-byte numbers saved by NumPy.")
 @click.option("--n-features", type=int, help="Width of the rows of a raw file.")
+@click.option("--layer", type=int, help="Which layer of arrays (example, layer, token, feature).")
 @click.option("--mask", type=click.Path(), help="A .npy file: rows whose entry is 0 or False are left out.")
 @click.option("--mask-array", metavar="NAME", help="The same, from an array of the files such as attention_mask.")
 @click.option("--drop-first-token", is_flag=True, help="Leave out the first token of each sequence.")
@@ -66,9 +71,10 @@ def command(
     """Turn activations on disk into a store that `fit` and `encode` read at full speed.
 
     SRC is one or more files, a folder or a pattern: .npy .npz .safetensors .h5 .parquet .arrow .pt, raw memory
-    maps (.bin .raw .dat .mmap), Zarr, or a saved Hugging Face dataset such as an activation cache of SAELens.
-    Arrays of shape (sequence, token, feature) become rows. Files are read in natural order: shard_2 before
-    shard_10. A raw file is described by FILE.json beside it (shape, dtype), or by --dtype and --n-features.
+    maps (.bin .raw .dat .mmap), Zarr, a saved Hugging Face dataset such as an activation cache of SAELens, or
+    shards of saev, BioNeMo or Llamascopium. Arrays of shape (sequence, token, feature) become rows; --layer
+    chooses one of (example, layer, token, feature). Files are read in natural order: shard_2 before shard_10. A
+    raw file is described by FILE.json beside it (shape, dtype), or by --dtype and --n-features.
 
     With --link the store holds byte ranges of the files instead of a copy. This takes a moment, and works where
     rows are plain bytes (.npy, .safetensors, raw, uncompressed Zarr) and none are left out. A file that changes

@@ -29,8 +29,8 @@ def command(source: str, path: str, as_json: bool, show_plan: bool, log: str | N
 
     Neighbouring rows of most stores come from the same text. A fit reads whole chunks, and learns poorly from
     batches of similar rows. Shuffle once; texts, labels and other aligned arrays stay with their rows. While it
-    runs, a shuffle needs disk space for two more copies of the store (one, if the store fits in half of the free
-    memory) and memory for about three blocks.
+    runs, a shuffle needs disk space for one more copy of the store and half a gigabyte (for two copies, if the
+    file system cannot release parts of a file) and memory for about three blocks.
 
     It prints the variance of batch means relative to a full shuffle: 1 is perfect, and hundreds are common before
     a shuffle. DST appears once it is complete. An interrupted shuffle resumes: run the same command again.

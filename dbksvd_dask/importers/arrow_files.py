@@ -24,12 +24,31 @@ BLOCK_BYTES = 1 << 20
 COLUMNS = "columns"
 
 
-def _pyarrow(path: str) -> Any:
+def pyarrow_for(path: str) -> Any:
+    """Import pyarrow, or say what to install to read this file."""
     try:
         import pyarrow
     except ImportError as error:
         raise InputError(f"reading {path} needs pyarrow: pip install 'dbksvd-dask[importers]'") from error
     return pyarrow
+
+
+def damage_of(pa: Any) -> tuple[type[Exception], ...]:
+    """Return what Arrow raises over files that are damaged."""
+    return pa.ArrowException, OSError, UnicodeDecodeError
+
+
+def parquet_reader(pa: Any, path: str) -> Any:
+    """Open a Parquet file to be read little by little, with checksums of pages compared where it has them."""
+    from pyarrow import parquet
+
+    try:
+        # by default all of a row group is read at once, and that may be the whole file
+        return parquet.ParquetFile(
+            path, pre_buffer=False, buffer_size=BLOCK_BYTES, page_checksum_verification=True
+        )
+    except damage_of(pa) as error:
+        raise StoreError(f"{path} is not a readable Parquet file, or truncated: {brief(error)}") from error
 
 
 def _storage(pa: Any, array: Any) -> Any:
@@ -90,8 +109,8 @@ class _ArrowSource(SourceFile):
     def __init__(self, path: str) -> None:
         self.path = path
         self.arrays = {}
-        self._pa = _pyarrow(path)
-        self._damage = (self._pa.ArrowException, OSError, UnicodeDecodeError)
+        self._pa = pyarrow_for(path)
+        self._damage = damage_of(self._pa)
         self._wide: list[str] = []
         self._texts: tuple[str, ...] = ()
 
@@ -271,15 +290,7 @@ class ParquetFile(_ArrowSource):
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
-        from pyarrow import parquet
-
-        try:
-            # by default all of a row group is read at once, and that may be the whole file
-            self._file = parquet.ParquetFile(
-                path, pre_buffer=False, buffer_size=BLOCK_BYTES, page_checksum_verification=True
-            )
-        except self._damage as error:
-            raise StoreError(f"{path} is not a readable Parquet file, or truncated: {brief(error)}") from error
+        self._file = parquet_reader(self._pa, path)
         metadata = self._file.metadata
         sizes = [metadata.row_group(g).num_rows for g in range(metadata.num_row_groups)]
         if sum(sizes) != metadata.num_rows or any(n < 0 for n in sizes):

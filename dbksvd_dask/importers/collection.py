@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from dbksvd_dask._words import listed
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.importers.base import NAMELESS, Array, ArrayInfo, Hints, SourceFile, plain_name
+from dbksvd_dask.importers.layers import numbers_of
 from dbksvd_dask.importers.registry import find_files, name_of, open_file
 from dbksvd_dask.store.dtypes import BFLOAT16, stored_dtype, widen_bfloat16
 from dbksvd_dask.store.paths import PathLike
@@ -166,7 +167,7 @@ class Collection:
         """Treat two-byte numbers of these kinds as bfloat16 if the user says so."""
         said = self._hints.dtype is not None and plain_name(self._hints.dtype) == BFLOAT16
         two_bytes = {NAMELESS: "V", "uint16": "u", "int16": "i"}
-        return ArrayInfo(info.shape, BFLOAT16) if said and two_bytes.get(info.dtype, "-") in kinds else info
+        return replace(info, dtype=BFLOAT16) if said and two_bytes.get(info.dtype, "-") in kinds else info
 
     def _check_hints(self) -> None:
         """Refuse wrong statements of the user about the files, which would otherwise be ignored."""
@@ -330,7 +331,7 @@ def _choose(path: str, arrays: dict[str, ArrayInfo], wanted: str | None) -> str:
     """Return the name of the main array of a file."""
     if wanted is not None and wanted in arrays:
         return _require_rows(path, arrays, wanted)
-    candidates = [name for name, info in arrays.items() if info.may_be_rows]
+    candidates = [name for name, info in arrays.items() if info.may_be_rows or info.has_layers]
     known = listed((f"{n or 'unnamed'} {i.dtype} {i.shape}" for n, i in arrays.items()), "nothing")
     if wanted is not None:
         raise InputError(f"{path} has no array `{wanted}`; it has: {known}")
@@ -348,6 +349,12 @@ def _choose(path: str, arrays: dict[str, ArrayInfo], wanted: str | None) -> str:
 def _require_rows(path: str, arrays: dict[str, ArrayInfo], name: str) -> str:
     info, label = arrays[name], f"array `{name}` of {path}" if name else path
     _refuse_nameless(label, info)
+    if info.has_layers:
+        known = listed(map(str, numbers_of(info)))
+        raise InputError(
+            f"{label} has shape {info.shape}, which is (example, layer, token, feature); choose one with layer=N: "
+            f"{known}"
+        )
     if not info.is_rows:
         raise InputError(
             f"{label} is {info.dtype} of shape {info.shape}; need float16, float32, float64 or bfloat16 of shape "

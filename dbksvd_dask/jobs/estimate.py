@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dbksvd_dask.plan.memory import BASE_BYTES, tile_bytes
+from dbksvd_dask.plan.memory import BASE_BYTES, gram_bytes, tile_bytes
 from dbksvd_dask.plan.screening import n_passes
 from dbksvd_dask.store.paths import PathLike
 
@@ -107,8 +107,10 @@ def encode_memory(sizes: EncodeSizes, threads: int) -> int:
     task += 2 * s.block_rows * s.n_features * s.itemsize  # a block and its residual
     task += tile_bytes(s.n_features, s.n_atoms, s.itemsize, s.gram)  # the products of a tile
     task += s.unit_bytes + s.n_atoms * (s.n_top * 12 + 40)  # codes and sums of a unit
-    shared = s.n_atoms * (s.n_atoms * s.gram + s.n_features) * s.itemsize  # gram and dictionary
-    return BASE_BYTES + shared + threads * task
+    assembled = gram_bytes(s.n_atoms, s.itemsize) if s.gram else 0
+    held = s.n_atoms * s.n_atoms * s.itemsize * s.gram
+    # the tiles of a gram are gone when the first block is encoded
+    return BASE_BYTES + s.n_atoms * s.n_features * s.itemsize + max(assembled, held + threads * task)
 
 
 class FitWork(NamedTuple):

@@ -18,10 +18,11 @@ from dbksvd_dask.events import Callback, JobProgress, emit
 from dbksvd_dask.importers import Collection, Hints
 from dbksvd_dask.importers.linking import linkable_spans
 from dbksvd_dask.importers.plausible import Values, look_at
-from dbksvd_dask.importers.selection import Rules, Selection
+from dbksvd_dask.importers.selection import Rules, Selection, with_mask_of_layout
 from dbksvd_dask.importers.texts import file_of_texts, open_texts
 from dbksvd_dask.importers.values import nonfinite_rows
 from dbksvd_dask.jobs.base import Buffers, begin_or_go_on, run_bounded, storing_threads
+from dbksvd_dask.progress import with_view
 from dbksvd_dask.store import atomic, paths
 from dbksvd_dask.store.activations import (
     ActivationWriter,
@@ -117,6 +118,7 @@ class ImportJob:
         format: str | None = None,
         dtype: str | None = None,
         n_features: int | None = None,
+        layer: int | None = None,
         rules: Rules | None = None,
         source_row: bool = False,
         chunk_rows: int | None = None,
@@ -129,8 +131,9 @@ class ImportJob:
         self.path = paths.normalise(path)
         if force or not may_be_finished(self.path):
             require_free(self.path, force, "force")
-        self.rules = rules or Rules()
+        self.rules = with_mask_of_layout(rules or Rules(), source, format, self.path, link)
         self.source_row = source_row
+        self._layer = layer
         self.compressor = compressor
         self.force = force
         self.link = link
@@ -138,7 +141,7 @@ class ImportJob:
         self.callbacks = tuple(callbacks)
         self._kept_arrays = tuple(aligned)
         beside = dict.fromkeys((*aligned, *((self.rules.mask_array,) if self.rules.mask_array else ())))
-        hints = Hints(dtype, n_features)
+        hints = Hints(dtype, n_features, layer)
         self.rows = Collection(
             source, array=array, aligned=tuple(beside), hints=hints, format=format, exclude=self.path
         )
@@ -196,6 +199,7 @@ class ImportJob:
             **texts,
             "files": [[_absolute(m.path), list(m.shape), *m.identity] for m in self.rows.members],
             "array": self.rows.array,
+            **({} if self._layer is None else {"layer": self._layer}),
             "dtype": self.rows.dtype,
             "rules": asdict(self.rules),
             "mask": None if self.rules.mask is None else _status(self.rules.mask),
@@ -265,6 +269,7 @@ class ImportJob:
             "files": names[:LISTED_FILES],
             "n_files": len(names),
             "array": self.rows.array,
+            **({} if self._layer is None else {"layer": self._layer}),
             "source_rows": self.rows.n_rows,
             **({} if self.texts is None else {"texts": os.path.basename(self._texts_file)}),
             **self.selection.describe(),
@@ -416,6 +421,7 @@ def import_activations(
     format: str | None = None,
     dtype: str | None = None,
     n_features: int | None = None,
+    layer: int | None = None,
     mask: str | None = None,
     mask_array: str | None = None,
     drop_first_token: bool = False,
@@ -428,6 +434,7 @@ def import_activations(
     force: bool = False,
     verify: bool | None = None,
     callbacks: Iterable[Callback] = (),
+    verbose: bool | None = None,
 ) -> ImportResult:
     """Write the activations of one or many files to an activation store.
 
@@ -452,6 +459,9 @@ def import_activations(
         When file names do not show it; one of `dbksvd_dask.importers.FORMATS`.
     dtype, n_features : str, int, optional
         Of raw files; dtype="bfloat16" also names two-byte numbers saved by NumPy.
+    layer : int, optional
+        Which layer of arrays (example, layer, token, feature): by its number in the model where the files say it,
+        else from 0.
     mask, mask_array, drop_first_token, drop_outliers, nonfinite
         Rows to leave out; see `dbksvd_dask.importers.selection.Rules`.
     source_row : bool
@@ -469,6 +479,8 @@ def import_activations(
         read all rows once, check that they are finite, and record their checksums.
     callbacks : iterable of callable
         Called with each `JobProgress` event.
+    verbose : bool, optional
+        Show live progress or nothing; default: in a notebook only.
 
     Returns
     -------
@@ -491,6 +503,7 @@ def import_activations(
         format=format,
         dtype=dtype,
         n_features=n_features,
+        layer=layer,
         rules=rules,
         source_row=source_row,
         chunk_rows=chunk_rows,
@@ -498,7 +511,7 @@ def import_activations(
         link=link,
         force=force,
         verify=verify,
-        callbacks=callbacks,
+        callbacks=with_view(callbacks, verbose),
     )
     try:
         with hold(job.path, "an import") as lock:

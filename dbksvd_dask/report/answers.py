@@ -181,6 +181,8 @@ class Steered:
     name : str
     strength : float
     prompt, plain, steered : str
+    temperature, seed
+        How tokens were chosen: the likeliest at temperature 0, else drawn by the seed.
     """
 
     atom: int
@@ -189,19 +191,29 @@ class Steered:
     prompt: str
     plain: str
     steered: str
+    temperature: float = 0.0
+    seed: int = 0
+
+    @property
+    def choice(self) -> str:
+        """How tokens were chosen, in words."""
+        if self.temperature <= 0:
+            return "the likeliest token each time"
+        return f"temperature {self.temperature:g}, seed {self.seed}"
 
     def __repr__(self) -> str:
         """Both continuations."""
         named = f"feature {self.atom} x {self.strength:g}"
-        return f"as it is: {self.prompt}{self.plain}\n{named}: {self.prompt}{self.steered}"
+        return f"({self.choice})\nas it is: {self.prompt}{self.plain}\n{named}: {self.prompt}{self.steered}"
 
     def _repr_html_(self) -> str:
         named = f"feature {self.atom} times {cards.number(self.strength)}"
         rows = [
-            (escape(title), escape(self.prompt) + cards.pieces([(text, title != "as it is")]))
+            (escape(title), cards.quoted(self.prompt, text, title != "as it is"))
             for title, text in (("as it is", self.plain), (named, self.steered))
         ]
-        return cards.box(cards.heading(f"Steered by feature {self.atom}", self.name), cards.table(rows))
+        heading = cards.heading(f"Steered by feature {self.atom}", self.name)
+        return cards.box(heading, cards.table(rows), cards.small(self.choice))
 
 
 @dataclass(frozen=True, eq=False)

@@ -104,6 +104,17 @@ def pieces(parts: Iterable[tuple[str, bool]]) -> str:
     return "".join(f'<span style="{_MARK}">{escape(p)}</span>' if on else escape(p) for p, on in parts)
 
 
+def quoted(prompt: str, added: str, marked: bool) -> str:
+    """Write a prompt and its continuation, with their line ends; the continuation may be marked."""
+    text = pieces([(added, marked)])
+    return f'<span style="white-space:pre-wrap"><span style="{_SOFT}">{escape(prompt)}</span>{text}</span>'
+
+
+def small(text: str) -> str:
+    """Write a remark."""
+    return f'<div style="{_SOFT};font-size:11px;margin-top:6px">{escape(text)}</div>'
+
+
 def excerpt_html(excerpt: Excerpt, size: int = 400) -> str:
     """Write a text with its token marked, cut to `size` characters around the token."""
     text, start, end = excerpt

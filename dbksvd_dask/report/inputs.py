@@ -19,7 +19,7 @@ from dbksvd_dask.errors import InputError, MismatchError, StoreError
 from dbksvd_dask.evaluate.codes import CodeMoments
 from dbksvd_dask.evaluate.reconstruction import reconstruction_summary, require_codes_of, stream_reconstruction
 from dbksvd_dask.report.facts import CodeReader
-from dbksvd_dask.report.images import ArrayImages, StoreImages
+from dbksvd_dask.report.images import ArrayImages, FeatureImages, StoreImages, pictures_beside
 from dbksvd_dask.report.samples import (
     Samples,
     StoreTexts,
@@ -68,6 +68,9 @@ def _open_store(path: str, n_samples: int, image_shape: Sequence[int] | None) ->
     known = provenance(path)
     if image_shape is not None or known.get("kind") == "image patches":
         return StoreImages(path, n_samples, image_shape)
+    pictures = pictures_beside(path)
+    if pictures is not None:
+        return FeatureImages(path, pictures, n_samples)
     texts = texts_beside(path)
     if texts is None:
         raise InputError(

@@ -171,9 +171,9 @@ class PlacedTokens:
     Attributes
     ----------
     texts : list of str
-    text, start, end, shift, source : int64 ndarray of shape (n,)
-        Piece of each token, the characters it covers there, how many were cut off before the piece, and the number
-        of the whole text.
+    text, start, end, shift, units, source : int64 ndarray of shape (n,)
+        Piece of each token, the characters it covers there, how many were cut off before the piece (also in UTF-16
+        units), and the number of the whole text.
     """
 
     texts: list[str]
@@ -181,6 +181,7 @@ class PlacedTokens:
     start: NDArray[np.int64]
     end: NDArray[np.int64]
     shift: NDArray[np.int64]
+    units: NDArray[np.int64]
     source: NDArray[np.int64]
 
 
@@ -199,7 +200,7 @@ class TokenSamples(Samples):
 
     def __init__(self, store: str, texts: Sequence[str] | str, n_samples: int) -> None:
         super().__init__(n_samples, store)
-        self._texts = texts
+        self.texts = texts
         self._columns = {name: open_aligned(store, name) for name in ("text", "start", "end")}
         require_rows(self._columns["text"], n_samples)
 
@@ -224,7 +225,7 @@ class TokenSamples(Samples):
     def _whole_texts(self, ids: Ids, tokens: Tokens) -> dict[int, str]:
         """Read the texts of some tokens, by number; refuse a text that ends before its token does."""
         numbers = np.unique(tokens.text)
-        whole = dict(zip(numbers.tolist(), pick_texts(self._texts, numbers), strict=True))
+        whole = dict(zip(numbers.tolist(), pick_texts(self.texts, numbers), strict=True))
         for i, (text, end) in enumerate(zip(tokens.text.tolist(), tokens.end.tolist(), strict=True)):
             if end > len(whole[text]):
                 raise InputError(
@@ -239,16 +240,17 @@ class TokenSamples(Samples):
         whole = self._whole_texts(ids, tokens)
         texts = [text for text in whole.values() if len(text) <= MAX_CHARACTERS]
         short = {t: i for i, t in enumerate(t for t, text in whole.items() if len(text) <= MAX_CHARACTERS)}
-        text, shift = np.zeros(len(ids), np.int64), np.zeros(len(ids), np.int64)
+        text, shift, units = (np.zeros(len(ids), np.int64) for _ in range(3))
         spans = zip(tokens.text.tolist(), tokens.start.tolist(), tokens.end.tolist(), strict=True)
         for i, (t, a, b) in enumerate(spans):
             if t in short:
                 text[i] = short[t]
             else:
                 piece, shift[i] = _window(whole[t], a, b)
+                units[i] = utf16(whole[t], int(shift[i]))
                 text[i] = len(texts)
                 texts.append(piece)
-        return PlacedTokens(texts, text, tokens.start - shift, tokens.end - shift, shift, tokens.text)
+        return PlacedTokens(texts, text, tokens.start - shift, tokens.end - shift, shift, units, tokens.text)
 
     def payload(self, ids: Ids) -> Payload:
         """Pack each text once, and for each sample its text and the place of its token in UTF-16 units."""
@@ -257,7 +259,7 @@ class TokenSamples(Samples):
             name: np.array([utf16(placed.texts[t], c) for t, c in zip(placed.text, where, strict=True)], np.int64)
             for name, where in (("sample_start", placed.start), ("sample_end", placed.end))
         }
-        arrays = {"sample_text": placed.text, "sample_source": placed.source, **ends}
+        arrays = {"sample_text": placed.text, "sample_source": placed.source, "sample_shift": placed.units, **ends}
         return Payload({"kind": self.kind, "texts": placed.texts}, {n: narrow(a) for n, a in arrays.items()})
 
     def words(self, ids: Ids) -> list[str]:
@@ -304,7 +306,7 @@ def _word(text: str, start: int, end: int) -> str:
         start -= 1
     while end < len(text) and text[end].isalnum() and text[end - 1 : end].isalnum():
         end += 1
-    return text[start:end].lower()
+    return text[start:end].strip().lower()
 
 
 def pick_texts(texts: Sequence[str] | str, ids: Ids) -> list[str]:

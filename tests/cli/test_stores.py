@@ -137,7 +137,7 @@ def test_every_option_is_a_parameter_of_the_library():
 
     for command, function in ((import_command, import_activations), (shuffle_command, shuffle_activations)):
         options = {p.name for p in command.params} - {"as_json", "show_plan", "log"}
-        assert options == set(inspect.signature(function).parameters) - {"callbacks"}
+        assert options == set(inspect.signature(function).parameters) - {"callbacks", "verbose"}
 
 
 def test_interrupted_import_says_that_it_went_on(source, tmp_path, capsys):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 
 import numpy as np
 import pytest
 
-from benchmarks import common, encoders, guard, paper_timing, peer_ksvd, peers, quality, reproduce, wide
+from benchmarks import common, encoders, guard, paper_timing, peer_ksvd, peers, quality, reproduce, wide, wide_page
 from benchmarks.common import installed, make_problem
 from benchmarks.peer_base import OutOfTime, Recorder, data_atoms, minibatches, run
 from dbksvd_dask.kernels.encode import encode_rows, gram_matrix, residual
@@ -173,10 +174,24 @@ def test_quality_and_page_at_tiny_size(tmp_path, monkeypatch):
     paper_timing.main(["--size", "tiny", "--no-growth", "--out", str(results / "paper_timing.json")])
     few = ["--peers", "DB-KSVD", "classic K-SVD", "--in-process"]
     peers.main(["--size", "tiny", *few, "--out", str(results / "peers.json")])
+    network = {"model": "a model", "hook": "resid:1", "n_atoms": 48, "rows": 600, "method": "DB-KSVD", "k": 5}
+    line = {**network, "seed": 0, "variance_explained": 0.5, "histogram": [0] * 39 + [48]}
+    (results / "networks.jsonl").write_text(json.dumps(line) + "\n")
     page = reproduce.main([str(tmp_path / "page.html"), "--from", str(results), "--size", "tiny"]).read_text()
-    for title in ("Time to quality", "Encoders", "Coherence", "Against the trends of the paper"):
+    titles = ("Time to quality", "Encoders", "Coherence", "Language models", "Against the trends of the paper")
+    for title in titles:
         assert title in page
-    assert page.count("<svg") == 3
+    assert page.count("<svg") == 5
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(not (shutil.which("chromium") and shutil.which("chromedriver")), reason="needs chromium")
+def test_the_page_of_a_wide_dictionary_is_opened_and_used(capsys):
+    pytest.importorskip("selenium")
+    wide_page.main(["--size", "tiny", "--json"])
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert set(row["seconds"]) == {"ready", *wide_page.ACTIONS}
+    assert "| ready |" in wide_page.table({"rows": [row]})
 
 
 @pytest.mark.parametrize("more", [[], ["--memory"]])
