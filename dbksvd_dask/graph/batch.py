@@ -151,18 +151,20 @@ class _Builder:
         """
         new: list[Any] = []
         known: list[list[Any]] = [[] for _ in states]
-        for r in range(len(setting.rounds.atoms)):
-            named, newest = self.round(g, r, settings, states)
-            new.append(named)
-            if r + 1 < len(setting.rounds.atoms):
-                states = self.each(share.update, "refresh", (g, r), states, self.same(r), newest, settings, D)
-                for mine, one in zip(known, self.same(named) if self.exchange.direct else newest, strict=True):
-                    mine.append(one)
+        last = len(setting.rounds.atoms) - 1
+        for r in range(last):
+            newest = self.round(g, r, settings, states)
+            states = self.each(share.update, "refresh", (g, r), states, self.same(r), newest, settings, D)
+            new.append(self.exchange.named(newest, share.new_of, "round", (g, r), states[0]))
+            for mine, one in zip(known, self.same(new[-1]) if self.exchange.direct else newest, strict=True):
+                mine.append(one)
+        newest = self.round(g, last, settings, states)
+        new.append(self.exchange.named(newest, share.same, "round", (g, last), newest[0]))
         return new, known, newest, states
 
-    def round(self, g: int, r: int, settings: list[Any], states: list[Any]) -> tuple[Any, list[Any]]:
-        """Add the tasks of one round; return that of its new atoms, and what each share takes for them."""
-        lz, named = self.same(None), None
+    def round(self, g: int, r: int, settings: list[Any], states: list[Any]) -> list[Any]:
+        """Add the tasks of one round; return, per share, what it takes for the new atoms."""
+        lz = self.same(None)
         for step in range(self.spec.lanczos_steps):
             if step == 0:
                 label, parts = "lanczos-start", self.each(share.sums_of, "lanczos-start", (g, r), states)
@@ -177,9 +179,7 @@ class _Builder:
             calls = [(sums, r, mine, setting, last) for mine, setting in zip(lz, settings, strict=True)]
             name, index = ("round", (g, r)) if last else ("lanczos-step", (g, r, step))
             lz = self.exchange.step(share.take_step, name, index, calls)
-            if last:
-                named = self.exchange.named(lz, share.take_step, name, index, calls)
-        return named, lz
+        return lz
 
 
 def _atoms(setting: share.Setting) -> np.ndarray:
