@@ -123,7 +123,7 @@ class _Builder:
         encode = share.encode_samples if g == 0 else share.encode_residual
         states = self.each(encode, "encode", (g,), *before, settings, D, grams)
         encoded = self.each(share.encoded_of, "stats", (g,), states, self.same(n_chunks))
-        encoded = self.exchange.collect(share.join_encoded, "stats", (g,), encoded, n_chunks)
+        encoded = self.exchange.collect(share.join_encoded, "stats", (g,), encoded, self.same(n_chunks))
         counts = names.call(_counts_of, "counts", (g,), encoded)
         new, proposals, newest, states = self.rounds(g, setting, settings, D, states)
         is_last = g == len(self.spec.groups) - 1
@@ -131,7 +131,7 @@ class _Builder:
         proposals = [[*mine, counts] if rule.proposes else [] for mine in proposals]
         after = self.each(close, "close", (g,), states, newest, proposals, settings, D)
         closed = after if is_last else self.each(share.closed_of, "closed", (g,), after)
-        closed = self.exchange.collect(share.join_closed, "close", (g,), closed, n_chunks)
+        closed = self.exchange.collect(share.join_closed, "close", (g,), closed, self.same(n_chunks))
         path = SeedPath(self.spec.seed, self.iteration, self.spec.groups[g].start)
         arguments = (settings[0], new, counts, closed, path)
         merged = names.call(_merge, "dictionary", (g,), *arguments, at=0)
@@ -174,7 +174,7 @@ class _Builder:
                     "lanczos-product",
                     self.each(share.product, "lanczos-product", (g, r, step), *columns),
                 )
-            sums = self.exchange.collect(share.join_sums, label, (g, r, step), parts, settings[0])
+            sums = self.exchange.collect(share.join_sums, label, (g, r, step), parts, settings)
             last = step == self.spec.lanczos_steps - 1
             calls = [(sums, r, mine, setting, last) for mine, setting in zip(lz, settings, strict=True)]
             name, index = ("round", (g, r)) if last else ("lanczos-step", (g, r, step))

@@ -38,19 +38,20 @@ class Exchange:
         self.direct = shares.is_direct(names.shares)
 
     def collect(
-        self, join: Callable[..., Any], label: str, index: tuple[int, ...], parts: list[Any], *args: Any
+        self, join: Callable[..., Any], label: str, index: tuple[int, ...], parts: list[Any], with_: list[Any]
     ) -> list[Any]:
         """Join the results of the shares of each group; return one reference per group.
 
         Parameters
         ----------
-        join : takes a list of results and `args`
-        parts : per share
+        join : takes a list of results and one more argument
+        parts : per share, its result
+        with_ : per share, the other argument of a call at its home
         """
         return [
             parts[a]
             if b - a == 1
-            else self._names.call(join, f"{label}-sum", (*index, i), parts[a:b], *args, at=a)
+            else self._names.call(join, f"{label}-sum", (*index, i), parts[a:b], with_[a], at=a)
             for i, (a, b) in enumerate(self._groups)
         ]
 
@@ -80,7 +81,7 @@ class Exchange:
 
     def broadcast(self, value: Any, label: str, index: tuple[int, ...] = ()) -> list[Any]:
         """Return, per share, a reference to a value of the graph: in large clusters to a copy in its group."""
-        if not self._names.has_homes or len(self._groups) <= shares.MOST_DIRECT:
+        if not self._names.has_homes or self.direct:
             return [value] * len(self._names.shares)
         return self._per_group(same, f"{label}-copy", index, [(value,)] * len(self._names.shares))
 

@@ -150,6 +150,28 @@ def test_workers_joining_and_leaving_give_the_same_bits(store, expected):
     clusters.same(found, expected)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("which", [0, 4])
+def test_killing_any_of_five_workers_gives_the_same_bits(store, tmp_path, which):
+    """Five workers exchange sums in groups; the first adds for its group and serves it, the last does neither."""
+    how = {"chunk_size": 100, "n_iter": 2}
+    with cluster.connect(workers=5) as client:
+        client.run(clusters.install_gate, str(tmp_path), 1)
+        pids = client.run(os.getpid)  # by address, the order of homes
+        victim = pids[sorted(pids)[which]]
+
+        def kill_worker():
+            clusters.await_file(tmp_path, f"inside-{victim}")
+            os.kill(victim, signal.SIGKILL)
+            clusters.await_true(lambda: not clusters.is_alive(victim))
+            (tmp_path / "open").touch()
+
+        disturb = clusters.Disturb(1, 1, kill_worker, prepare=(tmp_path / "armed").touch)
+        found = clusters.fit(store, [disturb], **how)
+        disturb.check_was_mid_batch()
+    clusters.same(found, clusters.on_threads(store, 1, **how))
+
+
 def test_local_cluster_listens_on_loopback_only(client):
     address = client.scheduler.address
     assert address.startswith("tcp://127.0.0.1:")
