@@ -76,7 +76,8 @@ def line(row: dict[str, Any]) -> str:
     """Return one result as text."""
     return (
         f"{row['workers']:4d} workers {row['tasks']:6d} tasks ({row['tasks_per_worker']:.0f} per worker) "
-        f"compute {row['compute_seconds']:.2f} s, batch {row['seconds']:.2f} s, efficiency {row['efficiency']:.2f}; "
+        f"compute {row['compute_seconds']:.2f} s, batch {row['seconds']:.2f} s, "
+        f"efficiency {row['efficiency']:.2f}; "
         f"CPU: scheduler {row['scheduler_cpu']:.2f} s ({row['scheduler_ms_per_task']:.2f} ms per task), "
         f"workers {row['workers_cpu']:.2f} s"
     )

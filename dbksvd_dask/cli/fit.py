@@ -13,6 +13,7 @@ from dbksvd_dask import _words
 from dbksvd_dask.cli import options, output
 from dbksvd_dask.cli.output import watching
 from dbksvd_dask.cli.sections import FIT, SectionedCommand
+from dbksvd_dask.cli.translate import in_options
 from dbksvd_dask.plan.params import FitParams, check_integer, check_k
 from dbksvd_dask.plan.recipes import recipe_params
 from dbksvd_dask.plan.stopping import WORTH_A_WORD, settled_since
@@ -172,6 +173,7 @@ def _plan(store: str, params: dict[str, Any], recipe: str | None, where: dict[st
     """What the fit would take; on a running cluster as it is now, with --workers on one process as a bound."""
     from dbksvd_dask import cluster
     from dbksvd_dask.fit.start import MEAN_ROWS
+    from dbksvd_dask.fit.task_plan import plan_tasks
     from dbksvd_dask.jobs.estimate import START_UP, FitWork, fit_seconds
     from dbksvd_dask.plan.screening import n_passes, uses_gram
     from dbksvd_dask.store.reader import open_rows
@@ -179,8 +181,11 @@ def _plan(store: str, params: dict[str, Any], recipe: str | None, where: dict[st
     reader = open_rows(store)
     with cluster.connect(**{**where, "workers": None}):
         model = _model(recipe, **params)
-        planned = model.plan(store)
-    trainer = model._trainer(store)
+        trainer = model._trainer(store)
+        planned = trainer.memory_plan()
+        # workers that would be started are planned for without starting them
+        started = {f"worker {i}": where.get("threads") or 1 for i in range(where.get("workers") or 0)}
+        tasks = plan_tasks(trainer.context, started or None)
     p, stream, width = trainer.params, trainer.stream, reader.n_features
     gram = uses_gram(p.gram, p.encoder, p.n_atoms)
     work = FitWork(
@@ -204,6 +209,12 @@ def _plan(store: str, params: dict[str, Any], recipe: str | None, where: dict[st
         "parameters": {name: value for name, value in p.to_json().items() if name not in ("n_atoms", "k")},
         "iterations": p.n_iter,
         "batch_rows": stream.rows_per_batch,
+        "workers": tasks.workers,
+        "threads": tasks.threads,
+        "chunks_per_batch": tasks.chunks,
+        "tasks_per_batch": tasks.tasks,
+        "tasks_per_worker": tasks.tasks_per_worker,
+        "advice": in_options(tasks.advice, command) or None,
         "passes": work.trained / stream.n_train,
         "validation_rows": work.held,
         "read_bytes": work.read_bytes,

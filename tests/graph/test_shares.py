@@ -24,7 +24,10 @@ HOW = {
 }
 
 
-def spec_of(groups=None, encode=EncodeSpec(6), steps=2, rounds=3, dead_atoms="residual", n_atoms=40, chunk=10):
+SIX = EncodeSpec(6)
+
+
+def spec_of(groups=None, encode=SIX, steps=2, rounds=3, dead_atoms="residual", n_atoms=40, chunk=10):
     planned = plan_groups(n_atoms, encode.k, groups, rounds)
     return batch.BatchSpec(planned, encode, steps, chunk, dead_atoms, 0, np.dtype(np.float32))
 
@@ -110,7 +113,7 @@ def test_an_error_names_the_row_and_ends_the_task(samples):
         result_of(graph_of(samples, spec_of(), 3))
 
 
-# ---------------------------------------------------------------------------------------------- threads of a worker
+# ---------------------------------------------------------------------------------------------- threads
 
 
 def test_items_share_the_threads_of_a_worker_and_come_back_in_order(monkeypatch):

@@ -96,7 +96,7 @@ def test_killed_worker_mid_batch_gives_the_same_bits(client, store, expected, tm
         killed.append(pid)
         (tmp_path / "open").touch()
 
-    disturb = clusters.Disturb(1, 1, kill_worker, prepare=(tmp_path / "armed").touch)
+    disturb = clusters.Disturb(1, 0, kill_worker, prepare=(tmp_path / "armed").touch)
     found = clusters.fit(store, [disturb])
     client.run(clusters.remove_gate)
     disturb.check_was_mid_batch()
@@ -122,7 +122,7 @@ def test_a_worker_stopped_mid_batch_gives_the_same_bits(client, store, expected,
         states.append(clusters.state(pid))
         os.kill(pid, then)
 
-    disturb = clusters.Disturb(1, 1, stop_worker, prepare=(tmp_path / "armed").touch)
+    disturb = clusters.Disturb(1, 0, stop_worker, prepare=(tmp_path / "armed").touch)
     found = clusters.fit(store, [disturb])
     client.run(clusters.remove_gate)
     disturb.check_was_mid_batch()
@@ -166,7 +166,7 @@ def test_killing_any_of_five_workers_gives_the_same_bits(store, tmp_path, which)
             clusters.await_true(lambda: not clusters.is_alive(victim))
             (tmp_path / "open").touch()
 
-        disturb = clusters.Disturb(1, 1, kill_worker, prepare=(tmp_path / "armed").touch)
+        disturb = clusters.Disturb(1, 0, kill_worker, prepare=(tmp_path / "armed").touch)
         found = clusters.fit(store, [disturb], **how)
         disturb.check_was_mid_batch()
     clusters.same(found, clusters.on_threads(store, 1, **how))
