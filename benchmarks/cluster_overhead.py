@@ -15,6 +15,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import dask
@@ -24,8 +25,11 @@ from benchmarks import _sleeping
 from benchmarks._sleeping import Planned
 from dbksvd_dask.graph import batch
 from dbksvd_dask.graph.sources import as_source
+from dbksvd_dask.kernels import chunk, encode
+from dbksvd_dask.kernels.blas import single_blas_thread
+from dbksvd_dask.plan import seeds
 from dbksvd_dask.plan.encoder import EncodeSpec
-from dbksvd_dask.plan.groups import plan_groups
+from dbksvd_dask.plan.groups import plan_groups, plan_rounds
 
 _ROWS = 8  # of a chunk: its residual does not travel, and nothing is computed with it
 
@@ -67,9 +71,38 @@ def one_cluster(args: argparse.Namespace, n_workers: int) -> dict[str, Any]:
     }
 
 
-def measure_kernels() -> Planned:
-    """Measure the kernels on one thread of this machine, best of three."""
-    raise NotImplementedError
+def measure_kernels(rows: int = 8192, n_features: int = 768, n_atoms: int = 4096, k: int = 32) -> Planned:
+    """Measure the kernels on one thread, in processor seconds, best of three."""
+    Y = np.random.default_rng(0).standard_normal((rows, n_features)).astype(np.float32)
+    D = seeds.random_atoms(n_atoms, n_features, np.float32, 0)
+    (group,) = plan_groups(n_atoms, k, None, 8)
+    rounds = chunk.invert_rounds(plan_rounds(group, 0, 0), n_atoms)
+    members, bounds = rounds.atoms[0], encode.gram_bounds(n_atoms)
+    pairs = [(a, b) for i, a in enumerate(bounds) for b in bounds[i:]]
+
+    def best(call: Callable[[], Any]) -> tuple[float, Any]:
+        times = []
+        for _ in range(3):
+            began = time.thread_time()
+            out = call()
+            times.append(time.thread_time() - began)
+        return min(times), out
+
+    with single_blas_thread():
+        gram, tiles = best(lambda: [encode.gram_tile(D, *pair) for pair in pairs])
+        assemble, whole = best(lambda: encode.assemble_gram(n_atoms, tiles))
+        seconds, (state, counts) = best(lambda: chunk.encode_chunk(Y, D, whole, EncodeSpec(k), rounds))
+    more, stats = best(lambda: chunk.chunk_stats(Y, state, counts))
+    state = state._replace(stats=stats)
+    first, part = best(lambda: chunk.first_product(state, 0, members.size))
+    begin, lz = best(lambda: chunk.begin_round([part], D, members))
+    further, part = best(lambda: chunk.next_product(state, 0, lz))
+    advance, lz2 = best(lambda: chunk.advance_round([part], lz, D, members))
+    finish, new = best(lambda: chunk.finish_round(lz2, D, members))
+    refresh, _ = best(lambda: chunk.refresh_chunk(state, 0, D, members, new, False))
+    close, _ = best(lambda: (chunk.after_update(state, stats), chunk.coefficient_sums(state, n_atoms)))
+    step = (begin + advance + finish) / 2
+    return Planned(gram, assemble, seconds + more, first, further, refresh, step, close)
 
 
 def line(row: dict[str, Any]) -> str:
@@ -97,7 +130,12 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--fraction", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--measure", action="store_true", help="only measure the kernels of this machine")
     args = parser.parse_args(argv)
+    if args.measure:
+        measured = measure_kernels()._asdict()
+        print(json.dumps(measured, indent=1))
+        return measured
     if len(args.workers) == 1:
         rows = [one_cluster(args, args.workers[0])]
     else:

@@ -151,14 +151,13 @@ def test_workers_joining_and_leaving_give_the_same_bits(store, expected):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which", [0, 4])
-def test_killing_any_of_five_workers_gives_the_same_bits(store, tmp_path, which):
-    """Five workers exchange sums in groups; the first adds for its group and serves it, the last does neither."""
+def test_killing_the_first_of_five_workers_gives_the_same_bits(store, tmp_path):
+    """Five workers exchange sums in groups; the first adds for its group and serves it."""
     how = {"chunk_size": 100, "n_iter": 2}
     with cluster.connect(workers=5) as client:
         client.run(clusters.install_gate, str(tmp_path), 1)
         pids = client.run(os.getpid)  # by address, the order of homes
-        victim = pids[sorted(pids)[which]]
+        victim = pids[min(pids)]
 
         def kill_worker():
             clusters.await_file(tmp_path, f"inside-{victim}")
