@@ -14,6 +14,7 @@ from dbksvd_dask import _words
 from dbksvd_dask.cli import options, output
 from dbksvd_dask.cli.output import watching
 from dbksvd_dask.cli.sections import FIT, SectionedCommand
+from dbksvd_dask.cli.translate import in_options
 from dbksvd_dask.plan.params import FitParams, check_integer, check_k
 from dbksvd_dask.plan.recipes import recipe_params
 from dbksvd_dask.plan.stopping import WORTH_A_WORD, settled_since
@@ -180,6 +181,7 @@ def _plan(
 
     from dbksvd_dask import cluster
     from dbksvd_dask.fit.start import MEAN_ROWS
+    from dbksvd_dask.fit.task_plan import plan_tasks
     from dbksvd_dask.graph.run import planned_workers, worker_threads
     from dbksvd_dask.jobs.estimate import FitWork
     from dbksvd_dask.plan.screening import n_passes, uses_gram
@@ -192,6 +194,7 @@ def _plan(
     with cluster.connect(**here), planned_workers(*grid) if grid else contextlib.nullcontext():
         trainer = _model(recipe, **params)._trainer(store)
         planned, threads = trainer.memory_plan(), list(worker_threads().values())
+        tasks = plan_tasks(trainer.context, worker_threads() if grid else None)
     p, stream, width = trainer.params, trainer.stream, reader.n_features
     gram = uses_gram(p.gram, p.encoder, p.n_atoms)
     work = FitWork(
@@ -216,6 +219,12 @@ def _plan(
         "parameters": {name: value for name, value in p.to_json().items() if name not in ("n_atoms", "k")},
         "iterations": p.n_iter,
         "batch_rows": stream.rows_per_batch,
+        "workers": tasks.workers,
+        "threads": tasks.threads,
+        "chunks_per_batch": tasks.chunks,
+        "tasks_per_batch": tasks.tasks,
+        "tasks_per_worker": tasks.tasks_per_worker,
+        "advice": in_options(tasks.advice, command) or None,
         "passes": work.trained / stream.n_train,
         "validation_rows": work.held,
         "read_bytes": work.read_bytes,

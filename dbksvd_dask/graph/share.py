@@ -47,6 +47,7 @@ class States(NamedTuple):
     start: int  # number of the first chunk
     chunks: tuple[Any, ...]  # `kernels.chunk.ChunkState` or `gpu.chunk.DeviceState` each
     sums: list[Node[Any]]  # of the first product of the round that follows
+    new: Any = None  # atoms of the round before
 
 
 class Encoded(NamedTuple):
@@ -182,6 +183,16 @@ def sums_of(states: States) -> list[Node[Any]]:
     return states.sums
 
 
+def new_of(states: States) -> Any:
+    """Return the atoms of the round before."""
+    return states.new
+
+
+def same(value: Any) -> Any:
+    """Return the value: a task that copies it to a worker, or gives it a name."""
+    return value
+
+
 def encoded_of(states: States, n_chunks: int) -> Encoded:
     """Return the statistics of the encoding: kilobytes, while the states stay."""
     stats = [state.stats for state in states.chunks]
@@ -208,7 +219,7 @@ def update(states: States, r: int, new: Any, setting: Setting, D: Any) -> States
         state = _refreshed(old, r, new, setting, D)
         return state, compute.first_product(state, r + 1, n_local)
 
-    return _with_sums(states.start, states.chunks, one, setting)
+    return _with_sums(states.start, states.chunks, one, setting)._replace(new=new)
 
 
 def _refreshed(state: Any, r: int, new: Any, setting: Setting, D: Any) -> Any:
