@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from typing import Any
 
 import zarr
@@ -211,7 +210,7 @@ def _progress(status: dict[str, Any]) -> dict[str, Any]:
 
 def describe_dictionary(path: str, verify: bool) -> dict[str, Any] | None:
     """Describe a dictionary, a checkpoint, or the folder of a fit by its newest checkpoint."""
-    found = [] if paths.is_remote(path) or is_zarr(path) else checkpoints(path)
+    found = [] if is_zarr(path) else checkpoints(path)
     if not found and _attributes(path).get("format") != DICTIONARY_FORMAT:
         return None
     dictionary = open_dictionary(path)
@@ -230,7 +229,7 @@ def describe_dictionary(path: str, verify: bool) -> dict[str, Any] | None:
         "fingerprint": dictionary_fingerprint(dictionary),
     }
     if found:
-        fields["checkpoints"] = [os.path.basename(name) for name in found]
+        fields["checkpoints"] = [paths.base_name(name) for name in found]
         fields["finished"] = _is_finished(dictionary)
     if verify:
         fields["verified"] = f"{verify_dictionary(path)} arrays agree with their checksums"
