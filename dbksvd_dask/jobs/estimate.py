@@ -359,7 +359,7 @@ def estimate_encode(
         n_features=reader.n_features,
         n_atoms=plan.n_atoms,
         n_top=plan.n_top,
-        chunk_rows=plan.chunk_rows,
+        chunk_rows=plan.read_rows,
         block_rows=BLOCK_ROWS,
         unit_bytes=plan.nbytes(plan.unit_rows),
         stored_itemsize=reader.stored.itemsize,
