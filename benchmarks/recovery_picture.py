@@ -27,22 +27,25 @@ METHODS = {
     "BatchTopK SAE": ("BatchTopK SAE", "#2f8f5b"),
 }
 FIGURES = ("EV", "MCC", "F1")
-# SynthSAEBench-16k as published, at L0 15, 20, ..., 45: (F1, MCC).
+# SynthSAEBench-16k as published, at L0 15, 20, ..., 45.
 PUBLISHED_L0 = tuple(range(15, 50, 5))
 PUBLISHED = {
-    "LISTA-Matryoshka": (
-        (0.78, 0.89, 0.98, 0.93, 0.885, 0.85, 0.82),
-        (0.73, 0.80, 0.818, 0.816, 0.814, 0.812, 0.811),
-    ),
-    "Matryoshka SAE": (
-        (0.61, 0.86, 0.88, 0.83, 0.80, 0.77, 0.75),
-        (0.56, 0.746, 0.793, 0.794, 0.794, 0.793, 0.791),
-    ),
-    "BatchTopK SAE": (
-        (0.745, 0.82, 0.73, 0.66, 0.615, 0.58, 0.555),
-        (0.677, 0.753, 0.757, 0.762, 0.763, 0.763, 0.762),
-    ),
-    "MP-SAE": ((0.49, 0.44, 0.45, 0.43, 0.405, 0.37, 0.35), (0.679, 0.675, 0.693, 0.708, 0.713, 0.713, 0.714)),
+    "LISTA-Matryoshka": {
+        "F1": (0.78, 0.89, 0.98, 0.93, 0.885, 0.85, 0.82),
+        "MCC": (0.73, 0.80, 0.818, 0.816, 0.814, 0.812, 0.811),
+    },
+    "Matryoshka SAE": {
+        "F1": (0.61, 0.86, 0.88, 0.83, 0.80, 0.77, 0.75),
+        "MCC": (0.56, 0.746, 0.793, 0.794, 0.794, 0.793, 0.791),
+    },
+    "BatchTopK SAE": {
+        "F1": (0.745, 0.82, 0.73, 0.66, 0.615, 0.58, 0.555),
+        "MCC": (0.677, 0.753, 0.757, 0.762, 0.763, 0.763, 0.762),
+    },
+    "MP-SAE": {
+        "F1": (0.49, 0.44, 0.45, 0.43, 0.405, 0.37, 0.35),
+        "MCC": (0.679, 0.675, 0.693, 0.708, 0.713, 0.713, 0.714),
+    },
 }
 _PUBLISHED_COLOURS = {"LISTA-Matryoshka": "#6a3d9a", "MP-SAE": "#c98a1b"}
 
@@ -72,10 +75,8 @@ def draw_measured(ax: Axes, rows: list[dict[str, Any]], size: str, figure: str) 
 def draw_published(ax: Axes, rows: list[dict[str, Any]], figure: str) -> None:
     """Draw the published curves of the 16k model, and our run of it."""
     colours = {name: colour for name, colour in METHODS.values()} | _PUBLISHED_COLOURS
-    for name, (f1, mcc) in PUBLISHED.items():
-        ax.plot(
-            PUBLISHED_L0, f1 if figure == "F1" else mcc, "--", color=colours[name], label=f"{name} (published)"
-        )
+    for name, figures in PUBLISHED.items():
+        ax.plot(PUBLISHED_L0, figures[figure], "--", color=colours[name], label=f"{name} (published)")
     for l0, mean, _, _ in curve(rows, "16k", RECOVER, figure):
         ax.plot(l0, mean, "o", color=METHODS[RECOVER][1])
 

@@ -254,7 +254,7 @@ def test_an_unfinished_dictionary_can_encode(rng, tmp_path):
     zarr.create_array(str(tmp_path / "y.zarr"), shape=Y.shape, dtype="f4", chunks=(100, 24))[...] = Y
     how = {"growth": 1.5, "encode": "staged", "nonneg": True, "checkpoint": tmp_path / "run", "n_iter": 32}
     DBKSVD(48, 3, **how).fit(tmp_path / "y.zarr")
-    for kept in (tmp_path / "run").iterdir():
+    for kept in (tmp_path / "run").glob("*.zarr"):
         stored = open_dictionary(kept)
         stored.atoms, stored.iteration = stored.atoms[:24], 9  # as it was in its second stage
         encode_store(tmp_path / "y.zarr", stored, tmp_path / f"{kept.name}.codes")
