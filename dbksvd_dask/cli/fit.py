@@ -260,13 +260,7 @@ def _on_cluster(work: Any, trainer: Any, reader: Any, threads: list[int]) -> dic
     batch = estimate.BatchShape(chunks, p.n_rounds, p.lanczos_steps, work.n_features * trainer.dtype.itemsize)
     speed = estimate.product_speed(work.n_features, p.n_atoms, trainer.dtype) / CPU_COUNT
     spent = estimate.cluster_seconds(work, batch, workers, speed, estimate.read_speed(reader))
-    total, advice = sum(threads), None
-    if chunks < total and p.batch_size < total * p.chunk_size:
-        advice = f"only {chunks} of {total} threads get a chunk; --batch-size {total * p.chunk_size} occupies all"
     return {
-        "workers": f"{workers.processes} with {workers.threads} threads each",
-        "chunks_per_batch": chunks,
-        "advice": advice,
         "received_bytes": p.n_iter * estimate.moved_bytes(work, batch, workers),
         "estimated_seconds": sum(spent.values()),
         "estimated_parts": ", ".join(f"{name} {_words.format_seconds(value)}" for name, value in spent.items()),
