@@ -324,7 +324,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         ----------
         Y : ndarray, dask array, xarray.DataArray or path/URL of a Zarr store, (n_samples, n_features)
         y : ignored
-        resume : go on from the newest checkpoint in the folder `checkpoint`, if there is one
+        resume : continue from the newest checkpoint in the folder `checkpoint`, if there is one
         """
         return self._fit(Y, resume=resume)
 
