@@ -32,13 +32,14 @@ from dbksvd_dask.kernels.dead_atoms import SeedPath, rule_of
 from dbksvd_dask.plan import seeds, units
 from dbksvd_dask.plan.encoder import EncodeSpec
 from dbksvd_dask.plan.groups import plan_groups, plan_rounds
+from dbksvd_dask.plan.shares import Node, add_nodes
 
 
 def add_tree(parts: list[Any]) -> list[Any]:
-    """Add parts in the order of a batch's graph, all but the last level."""
-    for spans in units.tree_levels(len(parts), batch.FAN_IN)[:-1]:
-        parts = [chunk.add_sums(parts[a:b]) for a, b in spans]
-    return parts
+    """Add parts in the order of a batch's graph."""
+    n = len(parts)
+    leaves = [Node(c, c + 1, part) for c, part in enumerate(parts)]
+    return [node.value for node in add_nodes(leaves, 0, n, n, lambda a, b: chunk.add_sums([a, b]))]
 
 
 def plain_batch(

@@ -104,6 +104,15 @@ class SourceFile(ABC):
         """Arrays whose values are in other files, which are not read, each with the name of that file."""
         return {}
 
+    @property
+    def text_columns(self) -> tuple[str, ...]:
+        """Columns that hold a text per entry."""
+        return ()
+
+    def read_texts(self, name: str, step: int) -> Iterator[list[str]]:
+        """Yield the texts of a column, about `step` at a time."""
+        raise NotImplementedError
+
     @abstractmethod
     def read_items(self, name: str, start: int, stop: int) -> Array:
         """Read entries [start, stop) along the first axis, in native byte order.

@@ -6,7 +6,7 @@ import glob
 import importlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -131,14 +131,26 @@ def _by_extension(path: str) -> str | None:
     return next((f.name for f in FORMATS.values() if lower.endswith(f.extensions)), None)
 
 
+def name_of(source: PathLike | Sequence[PathLike]) -> str:
+    """Return a source as messages name it.
+
+    >>> name_of("acts.npy"), name_of(["shards/a_0.npy", "shards/a_1.npy"])
+    ('acts.npy', 'shards/a_0.npy and 1 more')
+    """
+    if isinstance(source, str | os.PathLike):
+        return normalise(source)
+    more = f" and {len(source) - 1} more" if len(source) > 1 else ""
+    return normalise(source[0]) + more
+
+
 def find_files(
-    source: PathLike, format: str | None = None, exclude: PathLike | None = None
+    source: PathLike | Sequence[PathLike], format: str | None = None, exclude: PathLike | None = None
 ) -> list[tuple[str, str]]:
     """List the files of a source, in natural order, each with its format.
 
     Parameters
     ----------
-    source : path or glob pattern
+    source : path, glob pattern, or several
         A file, a folder (Zarr, a saved Hugging Face dataset or a folder of shards of one, shards of saev, BioNeMo
         or Llamascopium, or files of one format), a pattern such as ``acts_*.npy``, or a URL or pattern of
         URLs of Zarr stores, .npy, .safetensors or raw files.
@@ -154,6 +166,9 @@ def find_files(
     """
     if format is not None and format not in FORMATS:
         raise InputError(f"format={format!r} is not known; use one of {', '.join(FORMATS)}")
+    if not isinstance(source, str | os.PathLike):
+        one_each = sorted(dict.fromkeys(normalise(path) for path in source), key=natural_key)
+        return [found for path in one_each for found in find_files(path, format, exclude)]
     text = normalise(source)
     if is_remote(text) and (format or format_of(text)) not in REMOTE:
         raise InputError(

@@ -21,6 +21,7 @@ from dbksvd_dask.jobs._passes import ChunkPicker, can_shrink, may_pick, scratch_
 from dbksvd_dask.jobs._segments import Segments
 from dbksvd_dask.jobs.base import Buffers, begin_or_go_on, run_bounded, storing_threads
 from dbksvd_dask.plan.shuffle import plan_shuffle
+from dbksvd_dask.progress import with_view
 from dbksvd_dask.store import atomic, paths
 from dbksvd_dask.store.activations import (
     ActivationWriter,
@@ -490,6 +491,7 @@ def shuffle_activations(
     force: bool = False,
     verify: bool = True,
     callbacks: Iterable[Callback] = (),
+    verbose: bool | None = None,
 ) -> ShuffleResult:
     """Write the rows of a store in random order to another; aligned arrays follow.
 
@@ -520,6 +522,8 @@ def shuffle_activations(
         Read every chunk back after it was written and compare it.
     callbacks : iterable of callable
         Called with each `JobProgress` event.
+    verbose : bool, optional
+        Show live progress or nothing; default: in a notebook only.
 
     Returns
     -------
@@ -543,7 +547,7 @@ def shuffle_activations(
         scratch=scratch,
         force=force,
         verify=verify,
-        callbacks=callbacks,
+        callbacks=with_view(callbacks, verbose),
     )
     with hold(job.path, "a shuffle") as lock:
         if job.is_finished():

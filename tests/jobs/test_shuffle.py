@@ -1,4 +1,4 @@
-"""Shuffle: every row once, in the order of the plan, well mixed, interrupted and gone on with."""
+"""Shuffle: every row once, in the order of the plan, well mixed, interrupted and resumed."""
 
 from __future__ import annotations
 
