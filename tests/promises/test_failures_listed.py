@@ -16,6 +16,7 @@ def test_every_test_named_in_the_fault_list_exists():
 
 def test_every_row_of_the_fault_list_names_a_test():
     lines = (ROOT / "docs" / "reliability.md").read_text().splitlines()
-    rows = [line for line in lines if line.startswith("| ") and not line.startswith("| what happens")]
+    heads = {line for line, below in zip(lines, lines[1:], strict=False) if below.startswith("|---")}
+    rows = [line for line in lines if line.startswith("| ") and line not in heads]
     assert rows
     assert all("::test_" in row for row in rows)
