@@ -249,9 +249,13 @@ def _on_cluster(work: Any, trainer: Any, reader: Any, threads: list[int]) -> dic
     batch = estimate.BatchShape(chunks, p.n_rounds, p.lanczos_steps, work.n_features * trainer.dtype.itemsize)
     speed = estimate.product_speed(work.n_features, p.n_atoms, trainer.dtype) / CPU_COUNT
     spent = estimate.cluster_seconds(work, batch, workers, speed, estimate.read_speed(reader))
-    total, advice = sum(threads), None
-    if chunks < total and p.batch_size < total * p.chunk_size:
-        advice = f"only {chunks} of {total} threads get a chunk; --batch-size {total * p.chunk_size} occupies all"
+    total = sum(threads)
+    possible = min(total, trainer.stream.n_train // p.chunk_size)  # chunks that the rows of the store would fill
+    advice = None
+    if chunks < total:
+        more = f"--batch-size {possible * p.chunk_size} occupies {possible}"
+        fewer = "the store has no rows for more: fewer workers are enough"
+        advice = f"only {chunks} of {total} threads get a chunk; {more if possible > chunks else fewer}"
     return {
         "workers": f"{workers.processes} with {workers.threads} threads each",
         "chunks_per_batch": chunks,

@@ -51,8 +51,11 @@ def test_a_plan_for_a_cluster_that_does_not_run(store, capsys):
     four = json.loads(out)
     assert four["workers"] == "4 with 8 threads each"
     assert four["chunks_per_batch"] == 16
-    assert four["advice"] == "only 16 of 32 threads get a chunk; --batch-size 3200 occupies all"
+    assert four["advice"] == "only 16 of 32 threads get a chunk; --batch-size 1800 occupies 18"
     assert four["received_bytes"] > 0
+    whole = (*size[:5], 1800, *size[6:])
+    _, out, _ = run(capsys, "fit", store, "run", *whole, "--plan-workers", "4x8", "--json")
+    assert json.loads(out)["advice"].endswith("the store has no rows for more: fewer workers are enough")
     _, out, _ = run(capsys, "fit", store, "run", *size, "--plan-workers", "1x16", "--json")
     one = json.loads(out)
     assert (one["received_bytes"], one["advice"]) == (0, None)
