@@ -134,6 +134,7 @@ def soft_frozen(training: Training, folder: Path) -> None:
         k=training.k,
         init="uniform",
         momentum=0.0,
+        refit=True,
         n_iter=training.n_iter,
         seed=training.seed,
         device="cpu",
@@ -172,7 +173,8 @@ def itda(training: Training, folder: Path) -> None:
 
 
 def _plain(training: Training, atoms: np.ndarray) -> Dictionary:
-    return Dictionary(atoms, training.mean(), {"n_atoms": len(atoms), "k": training.k})
+    """Return atoms with the encoder of the recipe that they are compared with: a pursuit, then least squares."""
+    return Dictionary(atoms, training.mean(), {"n_atoms": len(atoms), "k": training.k, "refit": True})
 
 
 # -- sparse autoencoders ---------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks.common import markdown
+from benchmarks.network_methods import METHODS, RAW
 from benchmarks.network_scores import BINS
 
 PARTS = ("variance", "coherence", "probing", "absorption", "loss", "stability")
@@ -44,7 +45,7 @@ COLUMNS = (
     Column("cpu_s", "CPU s", 0, False),
 )
 # Reference lines, which compete for no column.
-BASELINES = ("soft-frozen", "random", "raw")
+BASELINES = ("soft-frozen", "random", RAW)
 PANELS = (
     ("total_variance", "variance explained, of the total"),
     ("recovered_mean", "loss recovered (mean ablation)"),
@@ -105,21 +106,21 @@ def best(rows: dict[str, dict[str, Any]], column: Column) -> str | None:
 def table(lines: list[dict[str, Any]]) -> str:
     """One Markdown table for each model, size and k; the leader of a column is bold."""
     found = merged(lines)
-    raw = {key[:4]: cell for key, cell in found.items() if key[5] == "raw"}
+    raw = {key[:4]: cell for key, cell in found.items() if key[5] == RAW}
     groups: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
     for key, cell in found.items():
-        if key[5] != "raw" and any(column.key in cell for column in COLUMNS):
+        if key[5] != RAW and any(column.key in cell for column in COLUMNS):
             groups.setdefault(key[:5], {})[key[5]] = cell
     parts = []
     for key in sorted(groups, key=str):
         model, hook, n_atoms, rows, k = key
-        here = groups[key] | ({"raw": raw[key[:4]]} if key[:4] in raw else {})
-        leaders = {column: best(here, column) for column in COLUMNS}
-        body = [
-            [m, *(_cell(cell, column, leaders[column] == m) for column in COLUMNS)] for m, cell in here.items()
-        ]
-        parts.append(f"{model}, {hook}, {n_atoms} atoms, {rows:,} training tokens, k = {k}")
-        parts.append(markdown(["", *(column.head for column in COLUMNS)], body))
+        there = groups[key] | ({RAW: raw[key[:4]]} if key[:4] in raw else {})
+        here = {method: there[method] for method in (*METHODS, RAW) if method in there}
+        columns = [column for column in COLUMNS if any(column.key in cell for cell in here.values())]
+        leaders = {column: best(here, column) for column in columns}
+        body = [[m, *(_cell(cell, one, leaders[one] == m) for one in columns)] for m, cell in here.items()]
+        parts.append(f"{model}, {hook}, {n_atoms} atoms, {rows:,} training rows, k = {k}")
+        parts.append(markdown(["", *(column.head for column in columns)], body))
     return "\n\n".join(parts)
 
 
@@ -138,14 +139,14 @@ def figure(lines: list[dict[str, Any]], setting: tuple[Any, ...]) -> Figure:
     panels = [panel for panel in PANELS if any(panel[0] in cell for cell in found.values())] or [PANELS[0]]
     drawn = Figure(figsize=(3.4 * len(panels) + 1, 3.6), layout="constrained")
     for ax, (name, title) in zip(drawn.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        methods = list(dict.fromkeys(key[5] for key in found if key[5] != "raw"))
+        methods = list(dict.fromkeys(key[5] for key in found if key[5] != RAW))
         for i, method in enumerate(methods):
             points = sorted((key[4], c[name]) for key, c in found.items() if key[5] == method and name in c)
             if points:
                 style = ":" if method in BASELINES else "-" if method.startswith("DB-KSVD") else "--"
                 ax.plot(*zip(*points, strict=True), f"{style}o", color=f"C{i % 10}", markersize=4, label=method)
         for key, cell in found.items():
-            if key[5] == "raw" and name in cell:
+            if key[5] == RAW and name in cell:
                 ax.axhline(cell[name], color="0.6", linewidth=1, label="raw activations")
         ax.set(title=title, xlabel="k")
         ax.title.set_fontsize(9)

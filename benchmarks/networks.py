@@ -135,7 +135,9 @@ class Table:
         return Training(*shape, size.n_iter, size.sae_steps, size.sae_trial_steps, self.learning_rate)
 
     def learning_rate(self) -> float:
-        """Return the best learning rate of short TopK runs at one k and one seed; compare them if need be."""
+        """Return the given learning rate, or the best of short TopK runs at one k; compare them if need be."""
+        if getattr(self._options, "rate", None):
+            return float(self._options.rate)
         cell = Cell("TopK SAE", min(RATE_K, self.size.n_atoms // 2), 0)
         line = self.find("rates", cell)
         if line is None:
@@ -245,6 +247,7 @@ def _parser() -> argparse.ArgumentParser:
         ("loss-tokens", "tokens of the loss recovered"),
     ):
         add(f"--{name}", type=int, help=f"{what} (default: {getattr(SIZES['full'], name.replace('-', '_'))})")
+    add("--rate", type=float, help="learning rate of the autoencoders (default: the best of short TopK runs)")
     add("--out", type=Path, default=Path("networks.jsonl"), help="results (default: %(default)s)")
     return parser
 

@@ -189,6 +189,7 @@ def write_pictures(store: str, pictures: Pictures) -> Path:
     if path.exists() and np.array_equal(np.load(path, mmap_mode="r"), pictures.pixels):
         return path
     aside = path.with_name(f".{path.name}")
+    path.parent.mkdir(parents=True, exist_ok=True)
     with aside.open("wb") as file:
         np.save(file, pictures.pixels)
     return aside.rename(path)

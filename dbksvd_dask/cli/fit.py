@@ -14,6 +14,7 @@ from dbksvd_dask import _words
 from dbksvd_dask.cli import options, output
 from dbksvd_dask.cli.output import watching
 from dbksvd_dask.cli.sections import FIT, SectionedCommand
+from dbksvd_dask.cli.translate import in_options
 from dbksvd_dask.plan.params import FitParams, check_integer, check_k
 from dbksvd_dask.plan.recipes import recipe_params
 from dbksvd_dask.plan.stopping import WORTH_A_WORD, settled_since
@@ -180,6 +181,7 @@ def _plan(
 
     from dbksvd_dask import cluster
     from dbksvd_dask.fit.start import MEAN_ROWS
+    from dbksvd_dask.fit.task_plan import plan_tasks
     from dbksvd_dask.graph.run import planned_workers, worker_threads
     from dbksvd_dask.jobs.estimate import FitWork
     from dbksvd_dask.plan.screening import n_passes, uses_gram
@@ -192,6 +194,7 @@ def _plan(
     with cluster.connect(**here), planned_workers(*grid) if grid else contextlib.nullcontext():
         trainer = _model(recipe, **params)._trainer(store)
         planned, threads = trainer.memory_plan(), list(worker_threads().values())
+        tasks = plan_tasks(trainer.context, worker_threads() if grid else None)
     p, stream, width = trainer.params, trainer.stream, reader.n_features
     gram = uses_gram(p.gram, p.encoder, p.n_atoms)
     work = FitWork(
@@ -216,10 +219,18 @@ def _plan(
         "parameters": {name: value for name, value in p.to_json().items() if name not in ("n_atoms", "k")},
         "iterations": p.n_iter,
         "batch_rows": stream.rows_per_batch,
+        "workers": tasks.workers,
+        "threads": tasks.threads,
+        "chunks_per_batch": tasks.chunks,
+        "tasks_per_batch": tasks.tasks,
+        "tasks_per_worker": tasks.tasks_per_worker,
+        "advice": in_options(tasks.advice, command) or None,
         "passes": work.trained / stream.n_train,
         "validation_rows": work.held,
         "read_bytes": work.read_bytes,
         "written_bytes": 2 * p.n_atoms * width * trainer.dtype.itemsize,
+        "gram_bytes": gram * p.n_atoms**2 * trainer.dtype.itemsize,
+        "products_per_sample": work.passes,
         "memory_bytes": planned.total,
         "memory": planned.describe(),
         **(_on_cluster(work, trainer, reader, threads) if elsewhere else _on_this_machine(work, trainer, reader)),
@@ -249,17 +260,7 @@ def _on_cluster(work: Any, trainer: Any, reader: Any, threads: list[int]) -> dic
     batch = estimate.BatchShape(chunks, p.n_rounds, p.lanczos_steps, work.n_features * trainer.dtype.itemsize)
     speed = estimate.product_speed(work.n_features, p.n_atoms, trainer.dtype) / CPU_COUNT
     spent = estimate.cluster_seconds(work, batch, workers, speed, estimate.read_speed(reader))
-    total = sum(threads)
-    possible = min(total, trainer.stream.n_train // p.chunk_size)  # chunks that the rows of the store would fill
-    advice = None
-    if chunks < total:
-        more = f"--batch-size {possible * p.chunk_size} occupies {possible}"
-        fewer = "the store has no rows for more: fewer workers are enough"
-        advice = f"only {chunks} of {total} threads get a chunk; {more if possible > chunks else fewer}"
     return {
-        "workers": f"{workers.processes} with {workers.threads} threads each",
-        "chunks_per_batch": chunks,
-        "advice": advice,
         "received_bytes": p.n_iter * estimate.moved_bytes(work, batch, workers),
         "estimated_seconds": sum(spent.values()),
         "estimated_parts": ", ".join(f"{name} {_words.format_seconds(value)}" for name, value in spent.items()),

@@ -78,11 +78,12 @@ def grams_of(
     if not names.has_homes:
         tiles = [names.call(_tiles, "gram", (g, t), atoms[0], [pair]) for t, pair in enumerate(pairs)]
         return [names.call(_assemble, "gram-assemble", (g,), shape[0], tiles)] * len(names.shares)
+    areas = [(b - a) * (d - c) for (a, b), (c, d) in pairs]
     out: list[Any] = []
     for group in _gram_groups(names.shares, shape[1]):
         tiles = [
             names.call(_tiles, "gram-tiles", (g, group[i]), atoms[group[i]], pairs[a:b], at=group[i])
-            for i, (a, b) in enumerate(shares.even_spans(len(pairs), len(group)) if len(group) > 1 else ())
+            for i, (a, b) in enumerate(shares.weighted_spans(areas, len(group)) if len(group) > 1 else ())
         ]
         for i in group:
             whole = (

@@ -110,11 +110,13 @@ class Source(ABC):
     in_memory : whether the samples are an array of this process; their codes are then computed at once
     reads_ahead : whether workers may read the rows of the next batch while they compute this one
     read_copies : copies of a task's rows in memory at once while they are read
+    rows_first : whether other tasks bring the rows of a task into memory before it begins
     """
 
     in_memory = False
     reads_ahead = False
     read_copies = 1
+    rows_first = False
 
     def __init__(self, shape: tuple[int, int], dtype: np.dtype, block_rows: int, chunk_size: int) -> None:
         self.shape, self.dtype, self.block_rows, self.chunk_size = shape, dtype, block_rows, chunk_size
@@ -203,6 +205,7 @@ class LazySource(Source):
     """A Dask array; an encoding reads chunk_size rows at a time, whatever the chunks of the array."""
 
     read_copies = 2  # whole blocks are in memory before rows are taken from them
+    rows_first = True
 
     def __init__(self, array: da.Array, chunk_size: int) -> None:
         super().__init__(array.shape, array.dtype, chunk_size, chunk_size)

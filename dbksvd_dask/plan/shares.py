@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Generic, NamedTuple, TypeVar
 
 from dbksvd_dask.plan.units import spread
@@ -199,6 +200,20 @@ def even_spans(n: int, n_spans: int) -> list[tuple[int, int]]:
     size, more = divmod(n, n_spans)
     ends = [(i + 1) * size + min(i + 1, more) for i in range(n_spans)]
     return list(zip([0, *ends[:-1]], ends, strict=True))
+
+
+def weighted_spans(weights: Sequence[int], n_spans: int) -> list[tuple[int, int]]:
+    """Cut things into at most n_spans spans of nearly equal weight.
+
+    >>> weighted_spans([4, 4, 4, 1, 4, 4, 1, 1], 2), weighted_spans([5, 1, 1], 3)
+    ([(0, 3), (3, 8)], [(0, 1), (1, 2), (2, 3)])
+    """
+    total, passed, ends = sum(weights), 0, [0]
+    for i, weight in enumerate(weights):
+        passed += weight
+        if passed * n_spans >= len(ends) * total or len(weights) - i <= n_spans - len(ends):
+            ends.append(i + 1)
+    return list(pairwise(ends))
 
 
 def computes_gram_alone(n_features: int, threads: int) -> bool:

@@ -34,7 +34,7 @@ def tiny_network(pixels):
 @pytest.mark.parametrize("tokens", [False, True])
 def test_store_has_the_features_of_every_picture_with_its_label(tmp_path, tokens):
     pictures = made_up_pictures()
-    path = str(tmp_path / "features.zarr")
+    path = str(tmp_path / "new folder" / "features.zarr")
     assert write_store(path, pictures, tiny_network, tokens, {"network": "tiny"}, chunk_rows=12)
     found = open_activations(path)
     grid = tiny_network(pictures.pixels)
