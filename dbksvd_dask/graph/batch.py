@@ -235,7 +235,9 @@ def _stage(
     D_group = names.data(np.ascontiguousarray(D[group.start : group.stop]), f"dictionary-{g}")
     rounds = chunk.invert_rounds(plan_rounds(group, spec.seed, iteration), group.stop - group.start)
     D_chunk = dictionaries_of(names, D_group, g, spec.place)
-    grams = grams_of(names, D_group, group.stop - group.start, spec.encode, g, spec.place)
+    grams = grams_of(
+        names, D_group, group.stop - group.start, spec.encode, g, spec.place, spec.weights is not None
+    )
     states = encode_tasks(D_chunk, grams, spec.encode._replace(k=group.k), rounds)
     stats = [names.call(_stats_of, "stats", (g, c), state, chunk=c) for c, state in enumerate(states)]
     counts = names.call(_counts_of, "counts", (g,), stats)

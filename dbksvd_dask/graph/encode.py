@@ -107,7 +107,7 @@ def build_evaluation(
     names = Tasks(iteration, len(spans), chunk_homes(len(spans)))
     D_host = names.data(np.ascontiguousarray(D), "dictionary")
     D_chunk = dictionaries_of(names, D_host, 0, how.place)
-    grams = grams_of(names, D_host, D.shape[0], how.spec, 0, how.place)
+    grams = grams_of(names, D_host, D.shape[0], how.spec, 0, how.place, how.weights is not None)
     parts = [
         names.call(evaluate_block, "evaluate", (c,), source.take(rows[a:b]), D_chunk[c], grams[c], how, a, chunk=c)
         for c, (a, b) in enumerate(spans)
@@ -124,7 +124,7 @@ def _encoding(
 ) -> tuple[Tasks, list[Any], list[int]]:
     """Return the tasks that encode a whole source, block by block, and the number of rows of each block."""
     names = Tasks()
-    dictionary, gram = dictionary_and_gram(names, D, how.spec, how.place)
+    dictionary, gram = dictionary_and_gram(names, D, how.spec, how.place, how.weights is not None)
     spans = split_rows(source.n_samples, block_rows)
     blocks = []
     for c, (a, b) in enumerate(spans):

@@ -51,9 +51,17 @@ def _refused(raw: np.ndarray, where: Callable[[int], str], bad: np.ndarray, dtyp
 
 
 def grams_of(
-    names: Tasks, D: Any, n_atoms: int, spec: EncodeSpec, g: int = 0, place: Placement = CPU
+    names: Tasks,
+    D: Any,
+    n_atoms: int,
+    spec: EncodeSpec,
+    g: int = 0,
+    place: Placement = CPU,
+    weighted: bool = False,
 ) -> list[Any]:
     """Add the tasks of a gram; return its reference for each chunk, or None for each where `spec` uses no gram.
+
+    `weighted` if atoms have weights, which need the whole gram.
 
     The tiles of its upper triangle, half the bytes of the gram, are spread over the homes and assembled once per
     home. A device computes a gram faster than it would receive one.
@@ -63,13 +71,14 @@ def grams_of(
     if place.device == "gpu":
         return names.once_per_home(functions(place).gram_matrix, "gram", (g,), D, place.gram_on_device)
     bounds = encode.gram_bounds(n_atoms)
-    tile = one_blas_thread(encode.gram_tile)
+    compact = spec.compact_gram(weighted)
+    tile = one_blas_thread(encode.compact_gram_tile if compact else encode.gram_tile)
     pairs = [(i, j) for i in range(len(bounds)) for j in range(i, len(bounds))]
     tiles = [
         names.call(tile, "gram", (g, i, j), D, bounds[i], bounds[j], chunk=names.beside(t, len(pairs)))
         for t, (i, j) in enumerate(pairs)
     ]
-    return names.once_per_home(_assemble, "gram-assemble", (g,), n_atoms, tiles)
+    return names.once_per_home(_assemble, "gram-assemble", (g,), n_atoms, tiles, compact)
 
 
 def dictionaries_of(names: Tasks, D: Any, g: int = 0, place: Placement = CPU) -> list[Any]:
@@ -79,14 +88,20 @@ def dictionaries_of(names: Tasks, D: Any, g: int = 0, place: Placement = CPU) ->
     return [D] * names.n_chunks
 
 
-def _assemble(n_atoms: int, tiles: list[np.ndarray]) -> np.ndarray:
-    return chunk.frozen(encode.assemble_gram(n_atoms, tiles))
+def _assemble(n_atoms: int, tiles: list[Any], compact: bool) -> encode.Gram:
+    gram = (encode.assemble_compact_gram if compact else encode.assemble_gram)(n_atoms, tiles)
+    for part in gram if isinstance(gram, tuple) else (gram,):
+        chunk.frozen(part)
+    return gram
 
 
-def dictionary_and_gram(names: Tasks, D: np.ndarray, spec: EncodeSpec, place: Placement) -> tuple[Any, Any]:
+def dictionary_and_gram(
+    names: Tasks, D: np.ndarray, spec: EncodeSpec, place: Placement, weighted: bool = False
+) -> tuple[Any, Any]:
     """Return the dictionary and its gram, or None, for tasks without homes."""
     D_host = names.data(np.ascontiguousarray(D), "dictionary")
-    return dictionaries_of(names, D_host, 0, place)[0], grams_of(names, D_host, D.shape[0], spec, 0, place)[0]
+    grams = grams_of(names, D_host, D.shape[0], spec, 0, place, weighted)
+    return dictionaries_of(names, D_host, 0, place)[0], grams[0]
 
 
 def build_sum(source: Source, rows: np.ndarray, chunk_size: int, dtype: Any) -> Delayed:

@@ -123,7 +123,7 @@ def squared_norms(Y: np.ndarray) -> np.ndarray:
 def encode_rows(
     Y: np.ndarray,
     D: np.ndarray,
-    gram: np.ndarray | None,
+    gram: encode.Gram | None,
     spec: EncodeSpec,
     weights: AtomWeights | None = None,
     first: int = 0,
@@ -141,7 +141,7 @@ def residual(Y: np.ndarray, atom: np.ndarray, coefficient: np.ndarray, D: np.nda
 def measure(
     Y: np.ndarray,
     D: np.ndarray,
-    gram: np.ndarray | None,
+    gram: encode.Gram | None,
     spec: EncodeSpec,
     weights: AtomWeights | None = None,
     first: int = 0,
@@ -156,7 +156,7 @@ def measure(
 def encode_chunk(
     Y: np.ndarray,
     D: np.ndarray,
-    gram: np.ndarray | None,
+    gram: encode.Gram | None,
     spec: EncodeSpec,
     rounds: Rounds,
     weights: AtomWeights | None = None,

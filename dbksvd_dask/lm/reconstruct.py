@@ -40,7 +40,7 @@ class Coder:
         given = {"k": None if k == self.dictionary.params.get("k") else k}
         self.spec = self.dictionary.encode_spec(given)
         self._weights = self.dictionary.encode_weights(given)
-        self._gram = gram_for(self.dictionary.atoms, self.spec)
+        self._gram = gram_for(self.dictionary.atoms, self.spec, self._weights is not None)
 
     @property
     def n_features(self) -> int:
