@@ -17,7 +17,7 @@ from dbksvd_dask.kernels import compact, compact_gram, pool, screened, staged, w
 from dbksvd_dask.kernels._jit import kernel_input
 from dbksvd_dask.kernels.compact_gram import CompactGram, mirror
 from dbksvd_dask.kernels.products import squared_norms, tile_products
-from dbksvd_dask.kernels.update import subtract_reconstruction
+from dbksvd_dask.kernels.update import write_residual
 from dbksvd_dask.plan import units
 from dbksvd_dask.plan.encoder import AtomWeights, EncodeSpec
 from dbksvd_dask.plan.encoders import ENCODERS
@@ -212,5 +212,5 @@ def residual(Y: np.ndarray, atom: np.ndarray, coefficient: np.ndarray, D: np.nda
     """Compute the residual ``Y - X D`` as a new array: (n, n_features)."""
     Y = kernel_input(Y)
     R = pool.empty(Y.shape, Y.dtype)
-    subtract_reconstruction(Y, kernel_input(atom), kernel_input(coefficient), kernel_input(D), R)
+    write_residual(Y, kernel_input(atom), kernel_input(coefficient), kernel_input(D), R)
     return R
