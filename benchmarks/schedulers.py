@@ -32,13 +32,14 @@ from dbksvd_dask.kernels.dead_atoms import SeedPath, rule_of
 from dbksvd_dask.plan import seeds, units
 from dbksvd_dask.plan.encoder import EncodeSpec
 from dbksvd_dask.plan.groups import plan_groups, plan_rounds
+from dbksvd_dask.plan.shares import Node, add_nodes
 
 
 def add_tree(parts: list[Any]) -> list[Any]:
-    """Add parts in the order of a batch's graph, all but the last level."""
-    for spans in units.tree_levels(len(parts), batch.FAN_IN)[:-1]:
-        parts = [chunk.add_sums(parts[a:b]) for a, b in spans]
-    return parts
+    """Add parts in the order of a batch's graph."""
+    n = len(parts)
+    leaves = [Node(c, c + 1, part) for c, part in enumerate(parts)]
+    return [node.value for node in add_nodes(leaves, 0, n, n, lambda a, b: chunk.add_sums([a, b]))]
 
 
 def plain_batch(
@@ -53,8 +54,8 @@ def plain_batch(
     rounds = chunk.invert_rounds(plan_rounds(group, spec.seed, 0), D.shape[0])
     bounds = encode.gram_bounds(D.shape[0])
     pairs = [(rows_, columns) for i, rows_ in enumerate(bounds) for columns in bounds[i:]]
-    tile = one_blas_thread(encode.gram_tile)
-    gram = encode.assemble_gram(D.shape[0], each(lambda p: tile(D, *p), pairs))
+    tile = one_blas_thread(encode.compact_gram_tile)
+    gram = encode.assemble_compact_gram(D.shape[0], each(lambda p: tile(D, *p), pairs))
 
     def first(span: tuple[int, int]) -> Any:
         Y = load(source.take(rows[slice(*span)]), None, spec.dtype)

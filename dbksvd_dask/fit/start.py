@@ -11,7 +11,7 @@ import numpy as np
 from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.graph import load
-from dbksvd_dask.graph.run import worker_threads
+from dbksvd_dask.graph.run import current_client, worker_threads
 from dbksvd_dask.kernels.moments import Moments
 from dbksvd_dask.kernels.scale import rows_near_one, smallest_norm
 from dbksvd_dask.plan import memory, seeds, stream
@@ -94,7 +94,7 @@ def check_scale(batch: Moments, dtype: np.dtype) -> None:
 def plan_memory(context: Context, n_validation: int, limit: int | None) -> memory.MemoryPlan:
     """Return the peak memory per worker process on the current scheduler; refuse a plan above the limit.
 
-    An array in memory is not counted: it exists already.
+    An array in memory is not counted: the caller holds it.
 
     Parameters
     ----------
@@ -103,9 +103,10 @@ def plan_memory(context: Context, n_validation: int, limit: int | None) -> memor
     """
     sizes = _fit_sizes(context, n_validation)
     processes = memory.uneven_workers(list(worker_threads().values()))
+    together = current_client() is not None and context.place.placement.device == "cpu"
     if limit is None:
-        return memory.plan_fit(sizes, *processes)
-    return memory.check_limit(sizes, limit, *processes)
+        return memory.plan_fit(sizes, *processes, together)
+    return memory.check_limit(sizes, limit, *processes, together)
 
 
 def _fit_sizes(context: Context, n_validation: int) -> memory.FitSizes:
@@ -126,6 +127,7 @@ def _fit_sizes(context: Context, n_validation: int) -> memory.FitSizes:
         itemsize=context.dtype.itemsize,
         read_itemsize=source.read_copies * source.dtype.itemsize,
         reads_ahead=source.reads_ahead,
+        rows_first=source.rows_first,
     )
 
 

@@ -5,43 +5,42 @@ update the atoms in rounds, all atoms of a round at once. docs/algorithm.md deri
 
 ::
 
-    chunk c:  load -> encode (tiles) -> state
-    round r:  first product per chunk -> sum -> warm start -> next product per chunk -> sum -> step -> new atoms
-              refresh per chunk -> state
-    end:      merged dictionary, metrics, atom usage
+    share s:  load, encode, first product of round 0 -> states, sums
+    round r:  sums of all shares -> first step -> next product per share -> sums -> step -> new atoms
+              refresh, first product of round r + 1 per share -> states, sums
+    end:      last refresh, metrics, candidates per share -> merged dictionary, metrics, atom usage
 
-The graph runs on the current scheduler: threads, a LocalCluster or a remote cluster. Partial sums are computed per
-chunk and added in a fixed order, so the result does not depend on where or in which order the tasks run.
+A share is the chunks of one worker on a cluster and a single chunk on threads; `graph.share` has its tasks and
+`graph.exchange` what travels between shares. The graph runs on the current scheduler: threads, a LocalCluster or
+a remote cluster. Sums are added in a fixed order, so the result does not depend on where or in which order the
+tasks run.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from dask.delayed import Delayed
 
-from dbksvd_dask.gpu import device
-from dbksvd_dask.graph import readahead, signs
+from dbksvd_dask.graph import readahead, share
 from dbksvd_dask.graph._compat import keys_of
 from dbksvd_dask.graph.backend import functions
-from dbksvd_dask.graph.load import dictionaries_of, grams_of, prepare
-from dbksvd_dask.graph.run import chunk_homes, compute
+from dbksvd_dask.graph.exchange import Exchange
+from dbksvd_dask.graph.load import dictionaries_of, grams_of
+from dbksvd_dask.graph.run import compute, plan_shares
 from dbksvd_dask.graph.sources import Source
 from dbksvd_dask.graph.tasks import Tasks
 from dbksvd_dask.kernels import chunk
-from dbksvd_dask.kernels.dead_atoms import Candidates, Rule, SeedPath, rule_of
-from dbksvd_dask.kernels.moments import Moments, merge_moments
+from dbksvd_dask.kernels.dead_atoms import SeedPath, rule_of
+from dbksvd_dask.kernels.moments import Moments
 from dbksvd_dask.plan import units
 from dbksvd_dask.plan.device import CPU, Placement
 from dbksvd_dask.plan.encoder import AtomWeights, EncodeSpec
 from dbksvd_dask.plan.groups import Group, plan_rounds
-
-# Parts that one task adds. Neighbouring chunks lie on one worker, so with pairs all levels but the top add where
-# the parts are, and one sum per worker is transferred instead of one per chunk.
-FAN_IN = 2
+from dbksvd_dask.plan.shares import Share
 
 
 class BatchSpec(NamedTuple):
@@ -56,6 +55,7 @@ class BatchSpec(NamedTuple):
     dtype: Any
     place: Placement = CPU
     weights: AtomWeights | None = None  # only for a dictionary of one group
+    half_weight: float = 0.0  # of one group: residual norm that halves a sample in the update; 0: all count alike
 
 
 class Upcoming(NamedTuple):
@@ -81,177 +81,125 @@ class BatchResult(NamedTuple):
 # ---------------------------------------------------------------------------------------------- graph
 
 
-def _tree(names: Tasks, place: Placement, label: str, index: tuple[int, ...], parts: list[Any]) -> list[Any]:
-    """Add all levels but the last of a sum over chunks, in the fixed order of `plan.units.tree_levels`."""
-    add = functions(place).add_sums
-    firsts = list(range(len(parts)))  # first chunk of each part: its worker computes the sum
-    for depth, spans in enumerate(units.tree_levels(len(parts), FAN_IN)[:-1]):
-        parts = [
-            names.call(add, f"{label}-sum", (*index, depth, i), parts[a:b], chunk=firsts[a])
-            for i, (a, b) in enumerate(spans)
-        ]
-        firsts = [firsts[a] for a, _ in spans]
-    return parts
-
-
 class _Stage(NamedTuple):
-    """The tasks of one group: new atoms, states after its update, statistics and counts of its encoding."""
+    """The tasks of one group of atoms."""
 
     dictionary: Any
-    states: list[Any]
-    stats: list[Any]
     counts: Any
+    encoded: list[Any]  # per group of shares, `share.Encoded`
+    closed: list[Any]  # per group of shares, `share.Closed`
+    after: list[Any]  # per share, what the next group begins with
 
 
-def _encode_first(
-    rows: Any,
-    mean: Any,
-    dtype: Any,
-    D: np.ndarray,
-    gram: np.ndarray | None,
-    spec: EncodeSpec,
-    rounds: chunk.Rounds,
-    place: Placement,
-    weights: AtomWeights | None,
-) -> chunk.ChunkState:
-    """Load and encode a chunk in one task, so that no task keeps the samples."""
-    compute, raw = functions(place), rows.load()
-    with device.turn(place.pursuit):
-        Y = prepare(raw, rows.where, mean, dtype, place)
-        state, counts = compute.encode_chunk(Y, D, gram, spec, rounds, weights)
-        state = state._replace(stats=compute.chunk_stats(Y, state, counts))
-    return _waiting(state, place)
+class _Builder:
+    """The graph of one batch under construction."""
+
+    def __init__(self, names: Tasks, spec: BatchSpec, iteration: int) -> None:
+        self.names, self.spec, self.iteration = names, spec, iteration
+        self.exchange = Exchange(names)
+
+    def each(
+        self, function: Callable[..., Any], label: str, index: tuple[int, ...], *columns: list[Any]
+    ) -> list[Any]:
+        """Add one call per share, with its entry of every column."""
+        rows = zip(*columns, strict=True)
+        return [self.names.call(function, label, (*index, i), *row, at=i) for i, row in enumerate(rows)]
+
+    def same(self, value: Any) -> list[Any]:
+        """Return a column of equal entries."""
+        return [value] * len(self.names.shares)
+
+    def stage(self, g: int, setting: share.Setting, before: list[list[Any]]) -> _Stage:
+        """Add the tasks of one group of atoms.
+
+        Parameters
+        ----------
+        before : columns: the samples of each share, or what the last group left of them
+        """
+        names, rule, n_chunks = self.names, setting.rule, setting.n_chunks
+        settings = self.exchange.broadcast(names.data(setting, f"setting-{g}"), "setting", (g,))
+        atoms = [names.inline(_atoms, one) for one in settings]
+        D = dictionaries_of(names, atoms, g, self.spec.place)
+        weighted = setting.weights is not None
+        grams = grams_of(names, atoms, setting.D.shape, setting.spec, g, self.spec.place, weighted)
+        encode = share.encode_samples if g == 0 else share.encode_residual
+        states = self.each(encode, "encode", (g,), *before, settings, D, grams)
+        encoded = self.each(share.encoded_of, "stats", (g,), states, self.same(n_chunks))
+        encoded = self.exchange.collect(share.join_encoded, "stats", (g,), encoded, self.same(n_chunks))
+        counts = names.call(_counts_of, "counts", (g,), encoded)
+        new, proposals, newest, states = self.rounds(g, setting, settings, D, states)
+        is_last = g == len(self.spec.groups) - 1
+        close = share.close_last if is_last else share.close_group
+        proposals = [[*mine, counts] if rule.proposes else [] for mine in proposals]
+        after = self.each(close, "close", (g,), states, newest, proposals, settings, D)
+        closed = after if is_last else self.each(share.closed_of, "closed", (g,), after)
+        closed = self.exchange.collect(share.join_closed, "close", (g,), closed, self.same(n_chunks))
+        path = SeedPath(self.spec.seed, self.iteration, self.spec.groups[g].start)
+        arguments = (settings[0], new, counts, closed, path)
+        merged = names.call(_merge, "dictionary", (g,), *arguments, at=0)
+        return _Stage(merged, counts, encoded, closed, after)
+
+    def rounds(
+        self, g: int, setting: share.Setting, settings: list[Any], D: list[Any], states: list[Any]
+    ) -> tuple[list[Any], list[list[Any]], list[Any], list[Any]]:
+        """Add the rounds of one group.
+
+        Returns
+        -------
+        new : per round, the task of its new atoms
+        known : per share, the new atoms of all rounds but the last, where they are nearest
+        newest : per share, those of the last
+        states : per share, before its last refresh
+        """
+        new: list[Any] = []
+        known: list[list[Any]] = [[] for _ in states]
+        last = len(setting.rounds.atoms) - 1
+        for r in range(last):
+            newest = self.round(g, r, settings, states)
+            states = self.each(share.update, "refresh", (g, r), states, self.same(r), newest, settings, D)
+            new.append(self.exchange.named(newest, share.new_of, "round", (g, r), states[0]))
+            for mine, one in zip(known, self.same(new[-1]) if self.exchange.direct else newest, strict=True):
+                mine.append(one)
+        newest = self.round(g, last, settings, states)
+        new.append(self.exchange.named(newest, share.same, "round", (g, last), newest[0]))
+        return new, known, newest, states
+
+    def round(self, g: int, r: int, settings: list[Any], states: list[Any]) -> list[Any]:
+        """Add the tasks of one round; return, per share, what it takes for the new atoms."""
+        lz = self.same(None)
+        for step in range(self.spec.lanczos_steps):
+            if step == 0:
+                label, parts = "lanczos-start", self.each(share.sums_of, "lanczos-start", (g, r), states)
+            else:
+                columns = (states, self.same(r), lz, settings)
+                label, parts = (
+                    "lanczos-product",
+                    self.each(share.product, "lanczos-product", (g, r, step), *columns),
+                )
+            sums = self.exchange.collect(share.join_sums, label, (g, r, step), parts, settings)
+            last = step == self.spec.lanczos_steps - 1
+            calls = [(sums, r, mine, setting, last) for mine, setting in zip(lz, settings, strict=True)]
+            name, index = ("round", (g, r)) if last else ("lanczos-step", (g, r, step))
+            lz = self.exchange.step(share.take_step, name, index, calls)
+        return lz
 
 
-def _encode_residual(
-    before: chunk.ChunkState,
-    D: np.ndarray,
-    gram: np.ndarray | None,
-    spec: EncodeSpec,
-    rounds: chunk.Rounds,
-    place: Placement,
-) -> chunk.ChunkState:
-    """Encode the residual that the preceding groups leave."""
-    compute, stats = functions(place), before.stats
-    assert stats is not None
-    state, counts = compute.encode_chunk(before.R, D, gram, spec, rounds)
-    moments = stats.moments.with_residual(compute.after_update(state, stats))
-    state = state._replace(stats=stats._replace(moments=moments, counts=counts, finished=time.time()))
-    return _waiting(state, place)
+def _atoms(setting: share.Setting) -> np.ndarray:
+    return setting.D
 
 
-def _waiting(state: chunk.ChunkState, place: Placement) -> chunk.ChunkState:
-    """Return the state for the next task: on its device, or parked on the host if the device is too small."""
-    parked: chunk.ChunkState = state if place.resident else functions(place).park(state)
-    return parked
+def _counts_of(encoded: list[share.Encoded]) -> np.ndarray:
+    return chunk.add_counts([part.counts for part in encoded])
 
 
-def _stats_of(state: chunk.ChunkState) -> chunk.ChunkStats:
-    """Return the statistics that the driver needs: kilobytes, while the state stays on its worker."""
-    assert state.stats is not None
-    return state.stats._replace(y_norms=np.empty(0))
-
-
-def _counts_of(stats: list[chunk.ChunkStats]) -> np.ndarray:
-    return chunk.add_counts([s.counts for s in stats])
-
-
-def _after(state: chunk.ChunkState, place: Placement) -> Any:
-    return functions(place).after_update(state, state.stats)
-
-
-def _first_step(parts: list[Any], D: np.ndarray, members: np.ndarray, last: bool, place: Placement) -> Any:
-    """Start a round; with a single Lanczos step, return its new atoms."""
-    compute = functions(place)
-    lz = compute.begin_round(parts, D, members)
-    return compute.finish_round(lz, D, members) if last else lz
-
-
-def _next_step(parts: list[Any], lz: Any, D: np.ndarray, members: np.ndarray, last: bool, place: Placement) -> Any:
-    """Take one Lanczos step of a round; after the last, return its new atoms."""
-    compute = functions(place)
-    lz = compute.advance_round(parts, lz, D, members)
-    return compute.finish_round(lz, D, members) if last else lz
-
-
-def _round(names: Tasks, spec: BatchSpec, g: int, r: int, D: Any, members: np.ndarray, states: list[Any]) -> Any:
-    """Add the tasks of one round; return that of its new atoms."""
-    steps, compute = spec.lanczos_steps, functions(spec.place)
-    parts = [
-        names.call(compute.first_product, "lanczos-start", (g, r, c), state, r, members.size, chunk=c)
-        for c, state in enumerate(states)
-    ]
-    parts = _tree(names, spec.place, "lanczos-start", (g, r), parts)
-    label, index = ("lanczos-begin", (g, r, 0)) if steps > 1 else ("round", (g, r))
-    out = names.call(_first_step, label, index, parts, D, members, steps == 1, spec.place)
-    for step in range(1, steps):
-        parts = [
-            names.call(compute.next_product, "lanczos-product", (g, r, step, c), state, r, out, chunk=c)
-            for c, state in enumerate(states)
-        ]
-        parts = _tree(names, spec.place, "lanczos-product", (g, r, step), parts)
-        last = step == steps - 1
-        label, index = ("round", (g, r)) if last else ("lanczos-step", (g, r, step))
-        out = names.call(_next_step, label, index, parts, out, D, members, last, spec.place)
-    return out
-
-
-def _update(
-    names: Tasks, spec: BatchSpec, g: int, D: Any, D_chunk: list[Any], rounds: chunk.Rounds, states: list[Any]
-) -> tuple[list[Any], list[Any]]:
-    """Add the rounds of one group; return the new atoms of each round, and the states after the last.
-
-    Parameters
-    ----------
-    D : the group's atoms on the host;  D_chunk : per chunk, the same atoms on the device of its tasks
-    """
-    new_atoms = []
-    refresh, nonneg = functions(spec.place).refresh_chunk, spec.encode.nonneg
-    for r, members in enumerate(rounds.atoms):
-        new = _round(names, spec, g, r, D, members, states)
-        states = [
-            names.call(refresh, "refresh", (g, r, c), state, r, D_chunk[c], members, new, nonneg, chunk=c)
-            for c, state in enumerate(states)
-        ]
-        new_atoms.append(new)
-    return new_atoms, states
-
-
-def _propose(rule: Rule, place: Placement, *chunk: Any) -> Candidates:
-    """Return the candidates of one chunk to replace dead atoms."""
-    return rule.propose(functions(place), *chunk)
-
-
-def _stage(
-    names: Tasks,
-    spec: BatchSpec,
-    g: int,
-    iteration: int,
-    D: np.ndarray,
-    encode_tasks: Callable[[list[Any], list[Any], EncodeSpec, chunk.Rounds], list[Any]],
-) -> _Stage:
-    """Encode and update one group of atoms."""
-    group, compute = spec.groups[g], functions(spec.place)
-    D_group = names.data(np.ascontiguousarray(D[group.start : group.stop]), f"dictionary-{g}")
-    rounds = chunk.invert_rounds(plan_rounds(group, spec.seed, iteration), group.stop - group.start)
-    D_chunk = dictionaries_of(names, D_group, g, spec.place)
-    grams = grams_of(
-        names, D_group, group.stop - group.start, spec.encode, g, spec.place, spec.weights is not None
-    )
-    states = encode_tasks(D_chunk, grams, spec.encode._replace(k=group.k), rounds)
-    stats = [names.call(_stats_of, "stats", (g, c), state, chunk=c) for c, state in enumerate(states)]
-    counts = names.call(_counts_of, "counts", (g,), stats)
-    new, states = _update(names, spec, g, D_group, D_chunk, rounds, states)
-    members = list(rounds.atoms)
-    rule, update = rule_of(spec.dead_atoms), (members, new, counts)
-    candidates = [
-        names.call(_propose, "propose", (g, c), rule, spec.place, state, D_chunk[c], *update, chunk=c)
-        for c, state in enumerate(states)
-        if rule.proposes
-    ]
-    path = SeedPath(spec.seed, iteration, group.start)
-    merged = names.call(compute.merge_dictionary, "dictionary", (g,), D_group, *update, candidates, rule, path)
-    return _Stage(merged, states, stats, counts)
+def _merge(
+    setting: share.Setting, new: list[Any], counts: np.ndarray, closed: list[share.Closed], path: SeedPath
+) -> np.ndarray:
+    """Return the updated atoms of a group, with dead ones replaced."""
+    candidates = [c for part in closed for c in part.candidates]
+    arguments = (list(setting.rounds.atoms), new, counts, candidates, setting.rule, path)
+    merged: np.ndarray = functions(setting.place).merge_dictionary(setting.D, *arguments)
+    return merged
 
 
 def build_batch(
@@ -262,6 +210,7 @@ def build_batch(
     spec: BatchSpec,
     iteration: int,
     upcoming: Upcoming | None = None,
+    shares: Sequence[Share] | None = None,
 ) -> Delayed:
     """Build the graph of one outer batch, which `run_batch` computes.
 
@@ -272,46 +221,43 @@ def build_batch(
     D : (n_atoms, n_features) current dictionary
     mean : (n_features,) to subtract from every sample, or None
     upcoming : rows of the next batch, which workers may read while they compute this one
+    shares : the chunks that tasks take together; None for those of the current scheduler
     """
-    spans = units.split_rows(rows.size, spec.chunk_size)
-    names = Tasks(iteration, len(spans), chunk_homes(len(spans)))
+    n_chunks = len(units.split_rows(rows.size, spec.chunk_size))
+    if shares is None:
+        # two residuals of all chunks of a worker would not fit on its device
+        shares = plan_shares(n_chunks, together=spec.place.device == "cpu")
+    names = Tasks(iteration, shares)
+    builder = _Builder(names, spec, iteration)
     refs = _references(source, rows, spec.chunk_size, iteration, upcoming)
-    centre = None if mean is None else names.data(mean, "mean")
-    weights = None if spec.weights is None else names.data(spec.weights, "weights")
+    before: list[list[Any]] = [[s.start for s in shares], [refs[s.start : s.stop] for s in shares]]
     stages: list[_Stage] = []
     for g in range(len(spec.groups)):
-
-        def encode_tasks(
-            D_chunk: list[Any], grams: list[Any], how: EncodeSpec, rounds: Any, g: int = g
-        ) -> list[Any]:
-            out = []
-            for c, ref in enumerate(refs):
-                rest = (D_chunk[c], grams[c], how, rounds, spec.place)
-                if g == 0:
-                    call = names.call(
-                        _encode_first, "encode", (g, c), ref, centre, spec.dtype, *rest, weights, chunk=c
-                    )
-                else:
-                    call = names.call(_encode_residual, "encode", (g, c), stages[-1].states[c], *rest, chunk=c)
-                out.append(call)
-            return out
-
-        stages.append(_stage(names, spec, g, iteration, D, encode_tasks))
-    last = stages[-1]
-    after = [
-        names.call(_after, "metrics", (c,), state, spec.place, chunk=c) for c, state in enumerate(last.states)
-    ]
+        stages.append(builder.stage(g, _setting(spec, g, iteration, D, mean, n_chunks), before))
+        before = [stages[-1].after]
+    encoded, closed = stages[-1].encoded, [stage.closed for stage in stages]
     dictionaries, counts = [s.dictionary for s in stages], [s.counts for s in stages]
-    sums = [] if spec.encode.nonneg else _coefficient_sums(names, spec, stages)
-    return names.finish(names.call(_collect, "batch", (), dictionaries, counts, last.stats, after, sums))
+    return names.finish(names.call(_collect, "batch", (), dictionaries, counts, encoded, closed, n_chunks))
 
 
-def _coefficient_sums(names: Tasks, spec: BatchSpec, stages: list[_Stage]) -> list[Any]:
-    """Add tasks that sum the coefficients of each group's atoms."""
-    return [
-        signs.sum_tasks(names, spec.place, g, stage.states, group.stop - group.start)
-        for g, (group, stage) in enumerate(zip(spec.groups, stages, strict=True))
-    ]
+def _setting(
+    spec: BatchSpec, g: int, iteration: int, D: np.ndarray, mean: np.ndarray | None, n_chunks: int
+) -> share.Setting:
+    """Return what the tasks of one group of atoms have in common."""
+    group = spec.groups[g]
+    own = np.ascontiguousarray(D[group.start : group.stop])
+    return share.Setting(
+        D=own,
+        rounds=chunk.invert_rounds(plan_rounds(group, spec.seed, iteration), own.shape[0]),
+        spec=spec.encode._replace(k=group.k),
+        place=spec.place,
+        n_chunks=n_chunks,
+        dtype=spec.dtype,
+        rule=rule_of(spec.dead_atoms),
+        mean=mean,
+        weights=spec.weights,
+        half_weight=spec.half_weight,
+    )
 
 
 def _references(
@@ -330,22 +276,21 @@ def _references(
 def _collect(
     dictionaries: list[np.ndarray],
     counts: list[np.ndarray],
-    stats: list[chunk.ChunkStats],
-    after: list[Any],
-    sums: list[np.ndarray],
+    encoded: list[share.Encoded],
+    closed: list[list[share.Closed]],
+    n_chunks: int,
 ) -> tuple[np.ndarray, np.ndarray, Moments, Moments, float, np.ndarray | None]:
     """Return everything that the driver needs from a batch."""
-    before = merge_moments(s.moments for s in stats)
-    total = after[0]
-    for part in after[1:]:
-        total = total.merge(part)
-    encoded = max(s.finished for s in stats)
+    statistics = share.join_encoded(encoded, n_chunks)
+    ends = [share.join_closed(parts, n_chunks) for parts in closed]
+    (before,), (after,) = statistics.moments, ends[-1].after
+    sums = [end.coefficients[0].value for end in ends if end.coefficients]
     return (
         np.concatenate(dictionaries),
         np.concatenate(counts),
-        before,
-        before.with_residual(total),
-        encoded,
+        before.value,
+        before.value.with_residual(after.value),
+        statistics.finished,
         np.concatenate(sums) if sums else None,
     )
 

@@ -16,9 +16,10 @@ from dbksvd_dask.graph import backend
 from dbksvd_dask.graph._compat import Task, compute_graph
 from dbksvd_dask.graph.backend import functions
 from dbksvd_dask.graph.load import dictionaries_of, dictionary_and_gram, grams_of, prepare
-from dbksvd_dask.graph.run import chunk_homes
+from dbksvd_dask.graph.run import plan_shares
 from dbksvd_dask.graph.sources import Source
 from dbksvd_dask.graph.tasks import Tasks
+from dbksvd_dask.graph.threads import each
 from dbksvd_dask.kernels.moments import Moments, merge_moments
 from dbksvd_dask.plan.device import CPU, Placement, Sizes
 from dbksvd_dask.plan.encoder import AtomWeights, EncodeSpec
@@ -104,19 +105,30 @@ def build_evaluation(
 ) -> Delayed:
     """Build the graph that encodes rows and merges their metrics: (Moments, number of nonzeros)."""
     spans = split_rows(rows.size, chunk_size)
-    names = Tasks(iteration, len(spans), chunk_homes(len(spans)))
-    D_host = names.data(np.ascontiguousarray(D), "dictionary")
-    D_chunk = dictionaries_of(names, D_host, 0, how.place)
-    grams = grams_of(names, D_host, D.shape[0], how.spec, 0, how.place, how.weights is not None)
-    parts = [
-        names.call(evaluate_block, "evaluate", (c,), source.take(rows[a:b]), D_chunk[c], grams[c], how, a, chunk=c)
-        for c, (a, b) in enumerate(spans)
-    ]
+    names = Tasks(iteration, plan_shares(len(spans)))
+    D_host = [names.data(np.ascontiguousarray(D), "dictionary")] * len(names.shares)
+    D_share = dictionaries_of(names, D_host, 0, how.place)
+    grams = grams_of(names, D_host, D.shape, how.spec, 0, how.place, how.weights is not None)
+    parts = []
+    for i, share in enumerate(names.shares):
+        own = spans[share.start : share.stop]
+        blocks = [source.take(rows[a:b]) for a, b in own]
+        arguments = (blocks, [a for a, _ in own], D_share[i], grams[i], how)
+        parts.append(names.call(evaluate_blocks, "evaluate", (i,), *arguments, at=i))
     return names.finish(names.call(_merge_evaluation, "evaluation", (), parts))
 
 
-def _merge_evaluation(parts: list[tuple[Moments, int]]) -> tuple[Moments, int]:
-    return merge_moments(m for m, _ in parts), sum(count for _, count in parts)
+def evaluate_blocks(
+    blocks: list[Any], firsts: list[int], D: np.ndarray, gram: np.ndarray | None, how: EncodePlan
+) -> list[tuple[Moments, int]]:
+    """Return what `evaluate_block` returns for each of several blocks."""
+    pairs = list(zip(blocks, firsts, strict=True))
+    return list(each(lambda pair: evaluate_block(pair[0], D, gram, how, pair[1]), pairs))
+
+
+def _merge_evaluation(parts: list[list[tuple[Moments, int]]]) -> tuple[Moments, int]:
+    every = [part for some in parts for part in some]
+    return merge_moments(m for m, _ in every), sum(count for _, count in every)
 
 
 def _encoding(

@@ -12,9 +12,11 @@ from dbksvd_dask.errors import InputError
 from dbksvd_dask.graph.backend import functions
 from dbksvd_dask.graph.sources import Source
 from dbksvd_dask.graph.tasks import Tasks
+from dbksvd_dask.graph.threads import each
 from dbksvd_dask.kernels import chunk, encode
 from dbksvd_dask.kernels.blas import one_blas_thread
 from dbksvd_dask.kernels.scale import largest_norm
+from dbksvd_dask.plan import shares
 from dbksvd_dask.plan.device import CPU, Placement
 from dbksvd_dask.plan.encoder import EncodeSpec
 from dbksvd_dask.plan.units import split_rows
@@ -50,57 +52,98 @@ def _refused(raw: np.ndarray, where: Callable[[int], str], bad: np.ndarray, dtyp
     )
 
 
+Pair = tuple[tuple[int, int], tuple[int, int]]
+
+
 def grams_of(
     names: Tasks,
-    D: Any,
-    n_atoms: int,
+    atoms: list[Any],
+    shape: tuple[int, int],
     spec: EncodeSpec,
     g: int = 0,
     place: Placement = CPU,
     weighted: bool = False,
 ) -> list[Any]:
-    """Add the tasks of a gram; return its reference for each chunk, or None for each where `spec` uses no gram.
+    """Add the tasks of a gram; return its reference for each share, or None for each where `spec` uses no gram.
 
-    `weighted` if atoms have weights, which need the whole gram.
+    On threads every tile of its upper triangle is a task. A worker of a cluster computes all tiles on its own
+    threads if that is faster than receiving them (they are half the bytes of the gram), or shares them with some
+    neighbours. A device computes a gram faster than it would receive one.
 
-    The tiles of its upper triangle, half the bytes of the gram, are spread over the homes and assembled once per
-    home. A device computes a gram faster than it would receive one.
+    Parameters
+    ----------
+    atoms : per share, the reference to the atoms, (n_atoms, n_features), on the host
+    shape : of the atoms
+    weighted : whether atoms have weights, which take the whole gram
     """
-    if not spec.uses_gram(n_atoms):
-        return [None] * names.n_chunks
+    if not spec.uses_gram(shape[0]):
+        return [None] * len(names.shares)
     if place.device == "gpu":
-        return names.once_per_home(functions(place).gram_matrix, "gram", (g,), D, place.gram_on_device)
-    bounds = encode.gram_bounds(n_atoms)
-    compact = spec.compact_gram(weighted)
-    tile = one_blas_thread(encode.compact_gram_tile if compact else encode.gram_tile)
-    pairs = [(i, j) for i in range(len(bounds)) for j in range(i, len(bounds))]
-    tiles = [
-        names.call(tile, "gram", (g, i, j), D, bounds[i], bounds[j], chunk=names.beside(t, len(pairs)))
-        for t, (i, j) in enumerate(pairs)
-    ]
-    return names.once_per_home(_assemble, "gram-assemble", (g,), n_atoms, tiles, compact)
+        return names.once_per_home(functions(place).gram_matrix, "gram", (g,), atoms[0], place.gram_on_device)
+    bounds, compact = encode.gram_bounds(shape[0]), spec.compact_gram(weighted)
+    pairs = [(rows, columns) for i, rows in enumerate(bounds) for columns in bounds[i:]]
+    if not names.has_homes:
+        tiles = [names.call(_tiles, "gram", (g, t), atoms[0], [pair], compact) for t, pair in enumerate(pairs)]
+        whole = names.call(_assemble, "gram-assemble", (g,), shape[0], tiles, compact)
+        return [whole] * len(names.shares)
+    areas = [(b - a) * (d - c) for (a, b), (c, d) in pairs]
+    out: list[Any] = []
+    for group in _gram_groups(names.shares, shape[1]):
+        tiles = [
+            names.call(_tiles, "gram-tiles", (g, group[i]), atoms[group[i]], pairs[a:b], compact, at=group[i])
+            for i, (a, b) in enumerate(shares.weighted_spans(areas, len(group)) if len(group) > 1 else ())
+        ]
+        for i in group:
+            made = (
+                (_assemble, "gram", (g, i), shape[0], tiles) if tiles else (_gram, "gram", (g, i), atoms[i], pairs)
+            )
+            out.append(names.call(*made, compact, at=i))
+    return out
 
 
-def dictionaries_of(names: Tasks, D: Any, g: int = 0, place: Placement = CPU) -> list[Any]:
-    """Return the dictionary for each chunk: on the host, or on the device of the chunk's home."""
-    if place.device == "gpu":
-        return names.once_per_home(functions(place).to_device, "dictionary-device", (g,), D)
-    return [D] * names.n_chunks
+# Workers that share the tiles of a gram: more would wait for each other longer than they save.
+_GRAM_GROUP = 8
 
 
-def _assemble(n_atoms: int, tiles: list[Any], compact: bool) -> encode.Gram:
-    gram = (encode.assemble_compact_gram if compact else encode.assemble_gram)(n_atoms, tiles)
+def _gram_groups(homes: list[shares.Share], n_features: int) -> list[range]:
+    """Return the shares that compute a gram together."""
+    alone = shares.computes_gram_alone(n_features, min(share.threads for share in homes))
+    n_groups = len(homes) if alone else -(-len(homes) // _GRAM_GROUP)
+    return [range(a, b) for a, b in shares.even_spans(len(homes), n_groups)]
+
+
+@one_blas_thread
+def _tiles(D: np.ndarray, pairs: list[Pair], compact: bool) -> list[Any]:
+    """Return tiles of the gram: the products of pairs of blocks of atoms."""
+    make = encode.compact_gram_tile if compact else encode.gram_tile
+    return list(each(lambda pair: make(D, *pair), pairs))
+
+
+def _assemble(n_atoms: int, tiles: list[list[Any]], compact: bool) -> encode.Gram:
+    make = encode.assemble_compact_gram if compact else encode.assemble_gram
+    gram = make(n_atoms, [tile for some in tiles for tile in some])
     for part in gram if isinstance(gram, tuple) else (gram,):
         chunk.frozen(part)
     return gram
 
 
+def _gram(D: np.ndarray, pairs: list[Pair], compact: bool) -> encode.Gram:
+    return _assemble(D.shape[0], [_tiles(D, pairs, compact)], compact)
+
+
+def dictionaries_of(names: Tasks, atoms: list[Any], g: int = 0, place: Placement = CPU) -> list[Any]:
+    """Return the dictionary for each share: on the host, or on the device of the share's home."""
+    if place.device == "gpu":
+        return names.once_per_home(functions(place).to_device, "dictionary-device", (g,), atoms[0])
+    return atoms
+
+
 def dictionary_and_gram(
     names: Tasks, D: np.ndarray, spec: EncodeSpec, place: Placement, weighted: bool = False
 ) -> tuple[Any, Any]:
-    """Return the dictionary and its gram, or None, for tasks without homes."""
-    D_host = names.data(np.ascontiguousarray(D), "dictionary")
-    grams = grams_of(names, D_host, D.shape[0], spec, 0, place, weighted)
+    """Return the dictionary and its gram, or None, for tasks without homes; `weighted` as in `grams_of`."""
+    D_host = [names.data(np.ascontiguousarray(D), "dictionary")]
+    grams = grams_of(names, D_host, D.shape, spec, 0, place, weighted)
     return dictionaries_of(names, D_host, 0, place)[0], grams[0]
 
 

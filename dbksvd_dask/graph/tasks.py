@@ -1,7 +1,7 @@
-"""A graph as a plain dictionary of named tasks, and a home for the tasks of each chunk.
+"""A graph as a plain dictionary of named tasks, and a home for the tasks of each share of a batch.
 
 `dask.delayed` merges the whole graph so far with every call: 262 tasks of a batch took 1.2 s to build. Here a call
-adds one entry: 3 ms for 342 tasks (8 chunks, 8 rounds).
+adds one entry: 3 ms for 342 tasks.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from typing import Any
 from dask.delayed import Delayed
 
 from dbksvd_dask.graph._compat import DataNode, List, Task, TaskRef, delayed_of, placed_delayed
+from dbksvd_dask.plan.shares import Share
+
+_ALONE = (Share(0, 1),)
 
 
 class Tasks:
@@ -24,16 +27,24 @@ class Tasks:
     Parameters
     ----------
     iteration : part of every name
-    n_chunks : chunks that the graph works on
-    homes : per chunk, the address of the worker that should hold it; empty if the scheduler decides
+    shares : the chunks that tasks take together, and the workers that should run them
     """
 
-    def __init__(self, iteration: int = 0, n_chunks: int = 1, homes: Sequence[str] = ()) -> None:
+    def __init__(self, iteration: int = 0, shares: Sequence[Share] = _ALONE) -> None:
         self._prefix = f"{uuid.uuid4().hex[:8]}-{iteration}"
-        self.n_chunks = n_chunks
+        self.shares = list(shares)
         self.graph: dict[Any, Any] = {}
-        self._homes = homes
         self._placed: dict[str, str] = {}
+
+    @property
+    def n_chunks(self) -> int:
+        """Chunks of all shares together."""
+        return self.shares[-1].stop
+
+    @property
+    def has_homes(self) -> bool:
+        """Whether shares have workers of their own."""
+        return bool(self.shares[0].home)
 
     def call(
         self,
@@ -41,35 +52,36 @@ class Tasks:
         label: str,
         index: Sequence[int],
         *args: Any,
-        chunk: int | None = None,
+        at: int | None = None,
     ) -> TaskRef:
         """Add a call of `function`, named after `label`.
 
         Parameters
         ----------
-        chunk : the chunk that the call works on, if any; the task then runs on the worker of that chunk
+        at : the share on whose worker the call should run, if any
         """
         key = f"{label}-{self._prefix}-{'-'.join(map(str, index))}"
         self.graph[key] = Task(key, function, *map(self._argument, args))
-        if self._homes and chunk is not None:
-            self._placed[key] = self._homes[chunk]
+        self._place(key, at)
         return TaskRef(key)
+
+    def inline(self, function: Callable[..., Any], *args: Any) -> Task:
+        """Return a call that is part of every task that takes it as an argument."""
+        return Task(None, function, *map(self._argument, args))
 
     def once_per_home(
         self, function: Callable[..., Any], label: str, index: Sequence[int], *args: Any
     ) -> list[TaskRef]:
-        """Add one call per home, or one call without homes; return, per chunk, the reference at its home."""
-        if not self._homes:
-            return [self.call(function, label, index, *args)] * self.n_chunks
+        """Add one call per home, or one call without homes; return, per share, the reference at its home."""
         made: dict[str, TaskRef] = {}
-        for c, home in enumerate(self._homes):
-            if home not in made:
-                made[home] = self.call(function, label, (*index, len(made)), *args, chunk=c)
-        return [made[home] for home in self._homes]
+        for i, share in enumerate(self.shares):
+            if share.home not in made:
+                made[share.home] = self.call(function, label, (*index, len(made)), *args, at=i)
+        return [made[share.home] for share in self.shares]
 
-    def beside(self, part: int, n_parts: int) -> int:
-        """Return the chunk on whose worker one of several equal parts should run, so that all homes share them."""
-        return part * self.n_chunks // n_parts
+    def _place(self, key: str, at: int | None) -> None:
+        if at is not None and self.shares[at].home:
+            self._placed[key] = self.shares[at].home
 
     def data(self, value: Any, label: str) -> TaskRef:
         """Add a value to the graph once, under a name.
@@ -79,6 +91,7 @@ class Tasks:
         """
         key = f"{label}-{self._prefix}"
         self.graph[key] = DataNode(key, value)
+        self._place(key, 0)
         return TaskRef(key)
 
     def finish(self, result: TaskRef) -> Delayed:

@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dbksvd_dask.errors import StoreError
+from dbksvd_dask.importers import identity
+from dbksvd_dask.store import paths
 from dbksvd_dask.store.dtypes import BFLOAT16, ROW_DTYPES
 from dbksvd_dask.store.spans import Span, fill_from
 
@@ -32,10 +34,13 @@ class Hints:
         Of raw files; also "bfloat16" for two-byte numbers that NumPy cannot name.
     n_features : int, optional
         Width of the rows of a raw file.
+    layer : int, optional
+        Which layer of arrays of shape (example, layer, token, feature).
     """
 
     dtype: str | None = None
     n_features: int | None = None
+    layer: int | None = None
 
 
 @dataclass(frozen=True)
@@ -43,10 +48,12 @@ class ArrayInfo:
     """Shape and dtype of one array of a file.
 
     The dtype is a NumPy name, "bfloat16", `NAMELESS`, or what cannot be imported ("object", "structured").
+    `layers` are the numbers of the layers along the second of four axes, where the file says them.
     """
 
     shape: tuple[int, ...]
     dtype: str
+    layers: tuple[int, ...] = ()
 
     @property
     def is_rows(self) -> bool:
@@ -57,6 +64,11 @@ class ArrayInfo:
     def may_be_rows(self) -> bool:
         """Return whether this can be activations once the user has stated what its numbers are."""
         return self._has_rows and self.dtype in (*ROW_DTYPES, NAMELESS)
+
+    @property
+    def has_layers(self) -> bool:
+        """Return whether this is (example, layer, token, feature); see `importers.layers`."""
+        return len(self.shape) == 4 and self.shape[-1] > 0 and self.dtype in (*ROW_DTYPES, NAMELESS)
 
     @property
     def is_mask(self) -> bool:
@@ -92,6 +104,15 @@ class SourceFile(ABC):
         """Arrays whose values are in other files, which are not read, each with the name of that file."""
         return {}
 
+    @property
+    def text_columns(self) -> tuple[str, ...]:
+        """Columns that hold a text per entry."""
+        return ()
+
+    def read_texts(self, name: str, step: int) -> Iterator[list[str]]:
+        """Yield the texts of a column, about `step` at a time."""
+        raise NotImplementedError
+
     @abstractmethod
     def read_items(self, name: str, start: int, stop: int) -> Array:
         """Read entries [start, stop) along the first axis, in native byte order.
@@ -126,7 +147,9 @@ class SourceFile(ABC):
         return None
 
     def identity(self) -> tuple[int, int]:
-        """Return two numbers that change when the content does: here the size and the time of change."""
+        """Return two numbers that change when the content does: the size, and the time of change or a tag."""
+        if paths.is_remote(self.path):
+            return identity.of_remote(self.path)
         status = os.stat(self.path)
         return status.st_size, status.st_mtime_ns
 
@@ -137,7 +160,8 @@ class SourceFile(ABC):
 class Region:
     """An array that is plain bytes of a file, in C order, read by position.
 
-    Not a memory map: mapped pages count as memory of the process, which is promised to be bounded.
+    Not a memory map: mapped pages count as memory of the process, which is promised to be bounded. A file on a
+    remote is read in ranges.
     """
 
     def __init__(self, path: str, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
@@ -152,10 +176,7 @@ class Region:
             target = np.empty((stop - start, *row_shape), self.dtype)
         else:
             target = out
-        if self._file is None:
-            self._file = open(self.path, "rb", buffering=0)
-        offset = self.offset + start * math.prod(row_shape) * self.dtype.itemsize
-        fill_from(self._file.fileno(), offset, target, self.path)
+        self._fill(self.offset + start * math.prod(row_shape) * self.dtype.itemsize, target)
         if not self.dtype.isnative:
             target = target.astype(self.dtype.newbyteorder("="))
         if out is None or target is out:
@@ -163,9 +184,20 @@ class Region:
         out[...] = target
         return out
 
+    def _fill(self, offset: int, target: Array) -> None:
+        if paths.is_remote(self.path):
+            content = paths.read_range(self.path, offset, offset + target.nbytes)
+            if len(content) != target.nbytes:
+                raise StoreError(f"{self.path} is truncated: it ended at byte {offset + len(content)}")
+            target[...] = np.frombuffer(content, target.dtype).reshape(target.shape)
+            return
+        if self._file is None:
+            self._file = open(self.path, "rb", buffering=0)
+        fill_from(self._file.fileno(), offset, target, self.path)
+
     def spans(self, start: int, stop: int) -> list[Span] | None:
-        """Return where rows [start, stop) are; None if their byte order is not native."""
-        if not self.dtype.isnative:
+        """Return where rows [start, stop) are; None if their byte order is not native, or on a remote."""
+        if not self.dtype.isnative or paths.is_remote(self.path):
             return None
         return [Span(self.path, self.offset + start * self.row_bytes, (stop - start) * self.row_bytes)]
 
@@ -178,7 +210,7 @@ class Region:
 
 def require_bytes(path: str, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
     """Refuse a file that is shorter than its header says."""
-    needed, size = offset + math.prod(shape) * dtype.itemsize, os.path.getsize(path)
+    needed, size = offset + math.prod(shape) * dtype.itemsize, paths.size_of(path)
     if size < needed:
         raise StoreError(f"{path} is truncated: it has {size} bytes, its header promises {needed}")
 

@@ -1,20 +1,22 @@
 """Raw memory maps: plain bytes, described by a small JSON file beside them or by options.
 
 The description is `FILE.json`, `STEM.json` or `STEM.meta`: {"dtype": "float16", "shape": [n, d], "offset": 0};
-"n_features" may stand in place of "shape".
+"n_features" may stand in place of "shape". A shape of four is (example, layer, token, feature), and "layers" may
+say what the layers are called.
 """
 
 from __future__ import annotations
 
 import math
 import os
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from dbksvd_dask.errors import InputError, StoreError
 from dbksvd_dask.importers.base import Hints, Region, RegionFile, SourceFile, plain_name
-from dbksvd_dask.store import atomic
+from dbksvd_dask.store import atomic, paths
 from dbksvd_dask.store.dtypes import BFLOAT16
 
 
@@ -30,7 +32,7 @@ def description_of(path: str, needed: bool = True) -> dict[str, Any]:
     """
     stem = os.path.splitext(path)[0]
     for candidate in (f"{path}.json", f"{stem}.json", f"{stem}.meta"):
-        if not os.path.isfile(candidate):
+        if not paths.exists(candidate):
             continue
         try:
             found = atomic.read_json(candidate)
@@ -64,20 +66,29 @@ def open_raw(path: str, hints: Hints) -> SourceFile:
     offset = _sizes(path, "offset", [given.get("offset", 0)], 0)[0]
     if shape is None or hints.n_features is not None:
         shape = _infer_shape(path, offset, n_features, bits)
-    needed, size = offset + math.prod(shape) * bits.itemsize, os.path.getsize(path)
+    needed, size = offset + math.prod(shape) * bits.itemsize, paths.size_of(path)
     if size != needed:
         raise StoreError(
             f"{path} holds {size} bytes, but {list(shape)} of {name} from byte {offset} on are {needed}: wrong "
             "shape, dtype or offset in its description, or truncated"
         )
-    return RegionFile(path, {"": (Region(path, offset, shape, bits), plain_name(name))})
+    file = RegionFile(path, {"": (Region(path, offset, shape, bits), plain_name(name))})
+    if given.get("layers") is not None and len(shape) == 4:
+        layers = _sizes(path, "layers", given["layers"], -(1 << 31))
+        if len(layers) != shape[1]:
+            raise InputError(
+                f"layers of {path} are {list(layers)}; its shape {list(shape)} has {shape[1]} of them"
+            )
+        file.arrays[""] = replace(file.arrays[""], layers=layers)
+    return file
 
 
 def _sizes(path: str, what: str, value: Any, least: int) -> tuple[int, ...]:
     whole = isinstance(value, list) and all(isinstance(n, int | np.integer) and n >= least for n in value)
     if not whole or not value:
-        shown = value[0] if what != "shape" and isinstance(value, list) else value
-        need = "a list such as [1000, 768]" if what == "shape" else f"a whole number from {least} on"
+        plural = what in ("shape", "layers")
+        shown = value[0] if not plural and isinstance(value, list) else value
+        need = "a list such as [1000, 768]" if plural else f"a whole number from {least} on"
         raise InputError(f"{what} of {path} is {shown!r}; need {need}")
     return tuple(int(n) for n in value)
 
@@ -93,7 +104,7 @@ def _bits(name: str, path: str) -> np.dtype[Any]:
 
 
 def _infer_shape(path: str, offset: int, n_features: int, dtype: np.dtype[Any]) -> tuple[int, int]:
-    row, size = n_features * dtype.itemsize, os.path.getsize(path) - offset
+    row, size = n_features * dtype.itemsize, paths.size_of(path) - offset
     if size < row or size % row:
         raise StoreError(
             f"{path} holds {size} bytes, not a whole number of rows of {n_features} {dtype} ({row} bytes): "

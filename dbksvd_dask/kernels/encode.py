@@ -66,7 +66,7 @@ def compact_gram_tile(D: np.ndarray, rows: tuple[int, int], columns: tuple[int, 
 def assemble_gram(n_atoms: int, tiles: list[np.ndarray]) -> np.ndarray:
     """Assemble the tiles of the upper triangle and mirror those off the diagonal: (n_atoms, n_atoms)."""
     bounds = gram_bounds(n_atoms)
-    gram = np.empty((n_atoms, n_atoms), tiles[0].dtype)
+    gram = pool.empty((n_atoms, n_atoms), tiles[0].dtype)
     remaining = iter(tiles)
     for i, (a, b) in enumerate(bounds):
         for c, d in bounds[i:]:

@@ -60,11 +60,12 @@ def test_fit_on_the_device_equals_the_cpu(space, planned, samples, plan):
 @pytest.mark.parametrize(
     "how",
     [
-        # a sample that is an atom of the first group leaves rounding to the second, which then learns an atom from it
+        # not from data: a sample that is an atom of the first group leaves the second rounding to learn from
         {"groups": (4, 5), "init": "uniform"},
         {"nonneg": True},
         {"refit": True, "lanczos_steps": 3},
         {"encoder": "omp"},
+        {"gram": "never", "refit": True},
         {"dead_atoms": "random", "lanczos_steps": 1},
     ],
     ids=lambda how: next(iter(how)),
