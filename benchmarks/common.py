@@ -181,6 +181,13 @@ def score(problem: Problem, D: np.ndarray) -> dict[str, float]:
     return {f"ve_{e}": explained(problem.test, D, problem.k, e) for e in ("mp", "omp")}
 
 
+def fill_in(args: argparse.Namespace, values: Mapping[str, Any]) -> None:
+    """Give options that were left out the values of a size."""
+    for name, value in values.items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+
+
 def add_output(parser: argparse.ArgumentParser) -> None:
     """Options that every benchmark has."""
     parser.add_argument("--json", action="store_true", help="JSON instead of a table")

@@ -39,12 +39,20 @@ class Recorder:
         over = self.clock.cpu >= self.budget
         last = self.points[-1]["cpu_s"] if self.points else 0.0
         if over or self.clock.cpu >= max(self.budget / 40, last * self.growth):
-            self.latest = np.array(atoms())
-            point = {"cpu_s": self.clock.cpu, "wall_s": self.clock.wall, "rows": n_rows}
-            self.points.append(point | score(self.problem, self.latest) | extra)
+            self._score(atoms, n_rows, extra)
         if over:
             raise OutOfTime
         self.clock.start()
+
+    def finish(self, atoms: Callable[[], np.ndarray], n_rows: int) -> None:
+        """Score the last dictionary of a peer that ends by itself."""
+        self.clock.stop()
+        self._score(atoms, n_rows, {})
+
+    def _score(self, atoms: Callable[[], np.ndarray], n_rows: int, extra: dict[str, Any]) -> None:
+        self.latest = np.array(atoms())
+        point = {"cpu_s": self.clock.cpu, "wall_s": self.clock.wall, "rows": n_rows}
+        self.points.append(point | score(self.problem, self.latest) | extra)
 
 
 class Peer(Protocol):

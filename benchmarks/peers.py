@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from benchmarks import peer_dbksvd, peer_dictlearn, peer_ksvd, peer_sae, peer_sklearn, peer_spams
+from benchmarks import peer_dbksvd, peer_dictlearn, peer_itda, peer_ksvd, peer_sae, peer_sklearn, peer_spams
 from benchmarks.common import (
     ONE_THREAD,
     Problem,
@@ -54,6 +54,7 @@ PEERS: dict[str, tuple[Peer, str | None, float]] = {
     "scikit-learn": (peer_sklearn.default, "scikit-learn", 1.0),
     "TopK SAE": (peer_sae.topk, "torch", 1.5),
     "Matryoshka SAE": (peer_sae.matryoshka, "torch", 1.5),
+    "ITDA": (peer_itda.itda, None, 1.0),
     "classic K-SVD": (peer_ksvd.classic, None, 1.0),
     "ksvd package": (peer_ksvd.ksvd_package, "ksvd", 1.0),
 }
@@ -187,7 +188,7 @@ def curves(result: dict[str, Any]) -> Figure:
     axes[0].set_ylabel("held-out variance explained")
     best = max((r["ve_omp"] for r in result["comparison"]), default=1.0)
     axes[0].set_ylim(best - 0.2, best + 0.01)  # what lies lower is the first seconds of a run
-    axes[1].legend(fontsize=8)
+    axes[1].legend(fontsize=8, loc="lower right")
     return figure
 
 

@@ -6,7 +6,8 @@
 
 Each part is one of the programs in benchmarks/, run one after the other; its JSON goes to the folder `--from`
 (default: `results` beside the page) and is not measured again while it is there. docs/data.md says how to make the
-stores; without them the rows are made up.
+stores; without them the rows are made up. Real networks take hours: `networks.jsonl` and `vision.jsonl` of
+`benchmarks.networks` and `benchmarks.vision` are laid out where they lie in that folder.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from benchmarks import encoders, paper_timing, peers, quality
+from benchmarks import encoders, network_table, paper_timing, peers, quality
 
 STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#222}
 table{border-collapse:collapse;margin:1rem 0;font-size:.85rem}td,th{border-bottom:1px solid #ccc;
@@ -76,7 +77,7 @@ def convergence_curves(result: dict[str, Any]) -> str:
         ax.plot(range(1, len(values) + 1), values, style, color=f"C{i // 2}", label=name)
     ax.set(xlabel="iteration", ylabel="held-out variance explained")
     ax.grid(alpha=0.3)
-    ax.legend(fontsize=8)
+    ax.legend(fontsize=8, loc="lower right")
     return svg(figure)
 
 
@@ -90,7 +91,7 @@ def coherence_histograms(result: dict[str, Any]) -> str:
             if run["k"] == k:
                 ax.stairs(run["histogram"], bins, label="Matryoshka" if run["matryoshka"] else "plain")
         ax.set(title=f"k = {k}", xlabel="largest |inner product| with another atom", ylabel="atoms")
-        ax.legend(fontsize=8)
+        ax.legend(fontsize=8, loc="lower right")
     return svg(figure)
 
 
@@ -143,7 +144,23 @@ def gather(folder: Path, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     return results
 
 
-def page(results: dict[str, dict[str, Any]]) -> str:
+def network_parts(folder: Path) -> list[tuple[str, str]]:
+    """Real networks, as far as they were measured: figures as the paper has them, then tables."""
+    parts = []
+    for file, title in (("networks.jsonl", "Language models"), ("vision.jsonl", "Vision")):
+        lines = network_table.read_lines(folder / file)
+        body = [html_table(network_table.table(lines).replace("**", ""))] if lines else []
+        for setting in network_table.settings(lines):
+            figures = [network_table.figure(lines, setting), network_table.histograms(lines, setting)]
+            model, hook, n_atoms, rows = setting
+            body.append(f"<h3>{escape(f'{model}, {hook}, {n_atoms} atoms, {rows:,} training rows')}</h3>")
+            body += [svg(figure) for figure in figures if figure is not None]
+        if body:
+            parts.append((title, "".join(body)))
+    return parts
+
+
+def page(results: dict[str, dict[str, Any]], folder: Path) -> str:
     """Everything as one HTML page without outside resources."""
     q = results["quality"]
     setting = results["peers"]
@@ -155,6 +172,7 @@ def page(results: dict[str, dict[str, Any]]) -> str:
         ("Convergence", convergence_curves(q)),
         ("Coherence", coherence_histograms(q)),
         ("Variance explained, probing, autointerpretation", html_table(quality.table(q))),
+        *network_parts(folder),
         ("Against the trends of the paper", f"<ul>{said}</ul>"),
     ]
     sections = "".join(f"<h2>{escape(title)}</h2>{body}" for title, body in parts)
@@ -181,7 +199,7 @@ def main(argv: list[str] | None = None) -> Path:
         parser.add_argument(f"--{store}", help="store; made-up rows without it")
     args = parser.parse_args(argv)
     folder = args.folder or args.page.parent / "results"
-    args.page.write_text(page(gather(folder, args)), encoding="utf-8")
+    args.page.write_text(page(gather(folder, args), folder), encoding="utf-8")
     print(args.page)
     return args.page
 

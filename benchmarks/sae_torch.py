@@ -1,8 +1,9 @@
-"""A TopK sparse autoencoder and its Matryoshka form in torch, with the auxiliary loss for dead latents.
+"""TopK and BatchTopK sparse autoencoders and their Matryoshka forms in torch.
 
-The encoder is one linear map; the k largest activations of a sample stay. Decoder rows have unit norm. Latents
-that have not fired for a while reconstruct the residual (the auxiliary loss of "Scaling and evaluating sparse
-autoencoders"); the Matryoshka form adds the reconstruction by every prefix of the latents.
+The encoder is one linear map; the k largest activations of a sample stay, or as many on average over a batch
+(BatchTopK, arXiv 2412.06410). Decoder rows have unit norm. Latents that have not fired for a while reconstruct the
+residual (the auxiliary loss of "Scaling and evaluating sparse autoencoders"); the Matryoshka form (arXiv
+2503.17547) adds the reconstruction by every prefix of the latents.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from torch import nn
 DEAD_AFTER = 50_000
 AUX_LATENTS_PER_K = 8
 AUX_WEIGHT = 1 / 32
+# BatchTopK: the most latents of one sample, in units of k, and how slowly the threshold for single samples moves.
+MOST_PER_K = 4
+THRESHOLD_DECAY = 0.99
 
 
 class TopKSAE(nn.Module):
@@ -88,6 +92,35 @@ class TopKSAE(nn.Module):
         self.decoder /= self.decoder.norm(dim=1, keepdim=True)
 
 
+class BatchTopKSAE(TopKSAE):
+    """Sparse autoencoder that keeps k activations per sample on average over a batch.
+
+    Outside training a sample keeps the activations above a threshold: the running mean of the smallest that
+    batches kept.
+    """
+
+    def __init__(self, n_features: int, n_atoms: int, k: int, groups: Sequence[int] | None = None) -> None:
+        super().__init__(n_features, n_atoms, k, groups)
+        self.register_buffer("threshold", torch.zeros(()))
+
+    def encode(self, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Activations before the choice (n, n_atoms); values, 0 where not chosen, and latents (n, most)."""
+        pre = (y - self.bias) @ self.encoder.T
+        most = min(MOST_PER_K * self.k, pre.shape[1]) if self.training else pre.shape[1]
+        values, latents = pre.topk(most, dim=1, sorted=False)
+        values = torch.relu(values)
+        smallest = self._smallest(values.detach()) if self.training else self.threshold
+        return pre, values * (values >= smallest), latents
+
+    def _smallest(self, values: torch.Tensor) -> torch.Tensor:
+        """Smallest of the n k largest activations of a batch; the threshold moves towards it."""
+        kept = values.flatten().topk(self.k * len(values), sorted=False).values.min()
+        with torch.no_grad():
+            first = bool(self.threshold == 0)
+            self.threshold.copy_(kept if first else torch.lerp(kept, self.threshold, THRESHOLD_DECAY))
+        return kept
+
+
 def train_sae(
     rows: np.ndarray,
     n_atoms: int,
@@ -98,6 +131,8 @@ def train_sae(
     batch_size: int = 1024,
     n_steps: int = 10**9,
     seed: int = 0,
+    kind: type[TopKSAE] = TopKSAE,
+    decay: float = 0.0,
 ) -> TopKSAE:
     """Train with Adam until `after_step` raises, or for `n_steps` batches; the learning rate warms up.
 
@@ -105,12 +140,19 @@ def train_sae(
     ----------
     rows : float32 ndarray of shape (n, n_features), scaled so that the mean norm is about sqrt(n_features)
     after_step : called with the model and the rows seen after every step
+    kind : TopKSAE or BatchTopKSAE
+    decay : share of the steps, the last ones, over which the learning rate falls to 0
     """
     torch.manual_seed(seed)
     order = np.random.default_rng(seed)
-    sae = TopKSAE(rows.shape[1], n_atoms, k, groups)
+    sae = kind(rows.shape[1], n_atoms, k, groups)
     adam = torch.optim.Adam(sae.parameters(), lr=learning_rate, betas=(0.9, 0.999))
-    warm = torch.optim.lr_scheduler.LambdaLR(adam, lambda step: min(1.0, (step + 1) / 50))
+
+    def rate(step: int) -> float:
+        left = (n_steps - step) / (decay * n_steps) if decay else 1.0
+        return min(1.0, (step + 1) / 50, left)
+
+    warm = torch.optim.lr_scheduler.LambdaLR(adam, rate)
     data = torch.from_numpy(np.ascontiguousarray(rows))
     size, step = min(batch_size, len(rows)), 0
     while step < n_steps:

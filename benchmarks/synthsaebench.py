@@ -133,7 +133,7 @@ class Budget(NamedTuple):
 
 
 def train_sae(name: str, samples: Samples, l0: int, seed: int, kind: str, budget: Budget) -> tuple[Any, float]:
-    """Let sae-lens train an SAE on the same rows, gone round as often as its budget needs."""
+    """Let sae-lens train an SAE on the same rows, reused as often as its budget needs."""
     import torch
     from sae_lens.config import LoggingConfig, SAETrainerConfig
     from sae_lens.saes.batchtopk_sae import BatchTopKTrainingSAE, BatchTopKTrainingSAEConfig

@@ -152,9 +152,7 @@ def main(arguments: list[str] | None = None) -> None:
         parser.add_argument(f"--{name}", type=int)
     common.add_output(parser)
     args = parser.parse_args(arguments)
-    for name, value in SIZES[args.size].items():
-        if getattr(args, name) is None:
-            setattr(args, name, value)
+    common.fill_in(args, SIZES[args.size])
     rows = memory(args) if args.memory else quality(args)
     common.emit({"machine": common.machine(), "rows": rows}, args, table)
 

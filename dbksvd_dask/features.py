@@ -18,9 +18,8 @@ import xarray as xr
 
 from dbksvd_dask import lm
 from dbksvd_dask.dictionary import Dictionary
+from dbksvd_dask.encoding import encode
 from dbksvd_dask.errors import InputError
-from dbksvd_dask.evaluate.coherence import nearest_atoms
-from dbksvd_dask.model import encode
 from dbksvd_dask.report import cards
 from dbksvd_dask.report.answers import Active, Explorer, Matches, Nearest, Steered
 from dbksvd_dask.report.feature import Feature, Related, pictures_of
@@ -237,14 +236,15 @@ class Features:
             Features to return.
         """
         if np.ndim(atom):
-            cosine = self._cosines(np.asarray(atom, np.float32))
-            order = np.argsort(-np.abs(cosine), kind="stable")[:n]
-            return Nearest(tuple(self._related(order, cosine[order])))
-        j = self._atom(atom)
-        if n <= self.material.facts.neighbour.shape[1]:
-            return Nearest(tuple(self[j].nearest[:n]))
-        near, cosine = nearest_atoms(self.dictionary.atoms, n)
-        return Nearest(tuple(self._related(near[j], cosine[j])))
+            cosine, skipped = self._cosines(np.asarray(atom, np.float32)), -1
+        else:
+            j = self._atom(atom)
+            if n <= self.material.facts.neighbour.shape[1]:
+                return Nearest(tuple(self[j].nearest[:n]))
+            cosine, skipped = self.dictionary.atoms @ self.dictionary.atoms[j], j
+        order = np.argsort(-np.abs(cosine), kind="stable")
+        order = order[order != skipped][:n]
+        return Nearest(tuple(self._related(order, cosine[order])))
 
     def _cosines(self, direction: Rows) -> Rows:
         if direction.shape != (self.dictionary.n_features,) or not np.any(direction):
@@ -356,7 +356,7 @@ class Features:
         plain = model.generate(prompt, **how)
         with lm.steer(model, self._hook(), self.dictionary, j, amount):
             changed = model.generate(prompt, **how)
-        return Steered(j, self.material.name(j), amount, prompt, plain, changed)
+        return Steered(j, self.material.name(j), amount, prompt, plain, changed, temperature, seed)
 
     # -- tables --------------------------------------------------------------
 

@@ -1,27 +1,28 @@
-"""The estimator, with scikit-learn's habits, and `encode` as a function."""
+"""The estimator, with scikit-learn's habits."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dbksvd_dask._late import is_instance, late, postponed
+from dbksvd_dask._late import late, postponed
 from dbksvd_dask._words import parse_bytes
 from dbksvd_dask.dictionary import Dictionary, History, fit_html
+from dbksvd_dask.encoding import as_source, check_width, encode_source, placed_plan, plain_array
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.events import Callback
 from dbksvd_dask.plan import units
 from dbksvd_dask.plan.encoder import DECISIVE
 from dbksvd_dask.plan.memory import MemoryPlan
-from dbksvd_dask.plan.params import DEVICES, FitParams, check_choice, check_integer, check_k
+from dbksvd_dask.plan.params import FitParams, check_choice, check_integer, check_k
 from dbksvd_dask.plan.recipes import find_recipe, recipe_params
 from dbksvd_dask.store.dictionary import save_dictionary
 from dbksvd_dask.store.paths import PathLike
-from dbksvd_dask.store.runs import as_dictionary, open_dictionary, run_folder
+from dbksvd_dask.store.runs import open_dictionary, run_folder
 
 # What computes (kernels, graphs, codes) is imported in the methods that use it, and loads with the first call.
 
@@ -137,6 +138,8 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         Whether matching pursuit uses the products of all pairs of atoms, n_atoms x n_atoms numbers. Without
         them it searches all atoms in a few passes, and the best candidates in between: nearly the same codes, in
         memory that grows with n_atoms only. "auto" forms the gram of up to 16,384 atoms (in training, of a group).
+    verbose : bool or None, default None
+        Show live progress while fitting: a view in a notebook, lines elsewhere. None shows it in a notebook only.
 
     Attributes
     ----------
@@ -203,6 +206,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         frequency_prior: bool = False,
         patience: int | None = None,
         gram: str = "auto",
+        verbose: bool | None = None,
     ) -> None:
         self.n_atoms = n_atoms
         self.k = k
@@ -237,6 +241,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.frequency_prior = frequency_prior
         self.patience = patience
         self.gram = gram
+        self.verbose = verbose
         self.output = output
 
     @classmethod
@@ -287,18 +292,21 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             values["validation"] = 0
         return FitParams.checked(**values)
 
-    def _trainer(self, Y: Any, held: Any = None, params: FitParams | None = None) -> Trainer:
+    def _trainer(
+        self, Y: Any, held: Any = None, params: FitParams | None = None, seen: Sequence[Callback] | None = None
+    ) -> Trainer:
         from dbksvd_dask.fit.trainer import Trainer
 
         params = params or self._params()
-        source = _as_source(Y, params.chunk_size)
+        source = as_source(Y, params.chunk_size)
         init = None if _is_rule(self.init) else _first_atoms(self.init)
         validation = None
         if not _is_count(self.validation) and held is None:
-            validation = _as_source(self.validation, params.chunk_size)
-            _check_width(validation, source.n_features, "validation")
+            validation = as_source(self.validation, params.chunk_size)
+            check_width(validation, source.n_features, "validation")
         limit = None if self.memory_limit is None else parse_bytes(self.memory_limit)
-        return Trainer(source, params, init, validation, self.callbacks, limit, self._recipe)
+        seen = self.callbacks if seen is None else seen
+        return Trainer(source, params, init, validation, seen, limit, self._recipe)
 
     def plan(self, Y: Any) -> MemoryPlan:
         """Peak memory per worker process that `fit` would take on the current scheduler; nothing is computed.
@@ -316,16 +324,17 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         ----------
         Y : ndarray, dask array, xarray.DataArray or path/URL of a Zarr store, (n_samples, n_features)
         y : ignored
-        resume : go on from the newest checkpoint in the folder `checkpoint`, if there is one
+        resume : continue from the newest checkpoint in the folder `checkpoint`, if there is one
         """
         return self._fit(Y, resume=resume)
 
     def _fit(self, Y: Any, *, resume: bool = False, replace: bool = False) -> DBKSVD:
         """Learn a dictionary, in place of the fit in the folder `checkpoint` if that is asked for."""
         from dbksvd_dask.codes import feature_coords
+        from dbksvd_dask.progress import with_view
 
         folder = None if self.checkpoint is None else run_folder(self.checkpoint)
-        trainer = self._trainer(Y)
+        trainer = self._trainer(Y, seen=with_view(self.callbacks, self.verbose))
         every = check_integer("checkpoint_every", self.checkpoint_every, 1)
         return self._publish(trainer.fit(folder, every, resume, replace), feature_coords(Y))
 
@@ -343,10 +352,10 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         params = self._params()
         if params.growth is not None:
             raise InputError(f"growth={params.growth} is a schedule over a whole fit; use fit, or growth=None")
-        source = _as_source(Y, params.chunk_size)
+        source = as_source(Y, params.chunk_size)
         state: Dictionary | None = getattr(self, "_fitted", None)
         if state is not None:
-            _check_width(source, state.n_features, "Y")
+            check_width(source, state.n_features, "Y")
             params = _as_before(params, state)
         trainer = self._trainer(source, 0, params)
         if state is None:
@@ -443,12 +452,12 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return model
 
     def _encode_plan(self) -> EncodePlan:
-        return _placed_plan(self.to_dictionary(), self.device, self.chunk_size)
+        return placed_plan(self.to_dictionary(), self.device, self.chunk_size)
 
     def _checked_source(self, Y: Any) -> Source:
         check_is_fitted(self, "components_")
-        source = _as_source(Y, self.chunk_size)
-        _check_width(source, self.components_.shape[1], "Y")
+        source = as_source(Y, self.chunk_size)
+        check_width(source, self.components_.shape[1], "Y")
         return source
 
     def transform(self, Y: Any) -> Any:
@@ -467,7 +476,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         from dbksvd_dask.codes import codes_to_csr, label_codes
 
         source = self._checked_source(Y)
-        codes = label_codes(_encode_source(source, self.components_, self._encode_plan()), Y)
+        codes = label_codes(encode_source(source, self.components_, self._encode_plan()), Y)
         return codes_to_csr(codes) if self.output == "sparse" else codes
 
     def inverse_transform(self, codes: Any) -> Any:
@@ -533,131 +542,6 @@ def history_dataset(history: History) -> xr.Dataset:
     return xr.Dataset(variables, coords={"iteration": np.arange(n)})
 
 
-def encode(
-    Y: Any,
-    dictionary: Any,
-    k: int | None = None,
-    *,
-    mean: np.ndarray | None = None,
-    encoder: str | None = None,
-    nonneg: bool | None = None,
-    refit: bool | None = None,
-    min_coefficient: float | None = None,
-    rtol: float | None = None,
-    chunk_size: int = 8192,
-    device: str = "auto",
-    groups: Any = None,
-    gram: str | None = None,
-) -> xr.Dataset:
-    """Encode samples with a given dictionary; the same as `DBKSVD.transform`.
-
-    Parameters
-    ----------
-    Y : ndarray, dask array, xarray.DataArray or path/URL of a Zarr store, (n_samples, n_features)
-    dictionary : ndarray or DataArray of shape (n_atoms, n_features), whose rows are normalised; or a fitted one
-        A fitted one is what `open_dictionary` returned, the path of a dictionary or of the folder of a fit, or a
-        fitted `DBKSVD`. It encodes as it was fitted, with its mean, groups, threshold and weights.
-    k : most nonzeros per sample
-        With a fitted dictionary, None or the k of its fit; another k sets its threshold aside.
-    mean : ndarray of shape (n_features,) taken off every sample, or None
-    encoder, nonneg, refit, min_coefficient, rtol, gram
-        As for `DBKSVD`; None for those of the fit, or for an ndarray the defaults of `DBKSVD`.
-    device : {"auto", "cpu", "gpu"}; where the heavy work runs
-    groups : tuple of int, "exponential" or None
-        Sizes of groups that are offered in order, with equal shares of k, as ``DBKSVD(encode="staged")`` does;
-        None for one pursuit over all atoms.
-
-    Returns
-    -------
-    Dataset with `atom` and `coefficient` over (`sample`, `slot`); Dask-backed for lazy input
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from dbksvd_dask import encode
-    >>> codes = encode(np.array([[3.0, 0.0], [1.0, 2.0]], "f4"), np.eye(2, dtype="f4"), k=1)
-    >>> codes["atom"].values.tolist(), codes["coefficient"].values.tolist()
-    ([[0], [1]], [[3.0], [2.0]])
-    """
-    from dbksvd_dask.codes import label_codes
-
-    given = {
-        "encoder": encoder,
-        "nonneg": nonneg,
-        "refit": refit,
-        "min_coefficient": min_coefficient,
-        "rtol": rtol,
-        "gram": gram,
-    }
-    source = _as_source(Y, chunk_size)
-    if isinstance(dictionary, Dictionary | str | os.PathLike | DBKSVD):
-        _require_own(mean=mean, groups=groups)
-        found = as_dictionary(dictionary)
-        given |= {"k": None if k == found.params.get("k") else k}
-    else:
-        found, given = _of_atoms(dictionary, source, mean, {"k": k, "groups": groups, **given}), {}
-    _check_width(source, found.n_features, "Y")
-    plan = _placed_plan(found, check_choice("device", device, DEVICES), chunk_size, given)
-    return label_codes(_encode_source(source, found.atoms, plan), Y)
-
-
-def _require_own(**given: Any) -> None:
-    """Refuse what a fitted dictionary has of its own."""
-    for name, value in given.items():
-        if value is not None:
-            raise InputError(f"{name} was given beside a fitted dictionary, which has its own; leave it out")
-
-
-def _of_atoms(atoms: Any, source: Source, mean: np.ndarray | None, given: dict[str, Any]) -> Dictionary:
-    """Return a dictionary of given atoms in the precision of the samples, with what is given as its parameters."""
-    from dbksvd_dask.fit import start
-
-    if given["k"] is None:
-        raise InputError("k is missing: an array of atoms does not say how many nonzeros a sample has; give k")
-    atoms = _plain(atoms)
-    if atoms.ndim != 2:
-        raise InputError(f"dictionary has shape {atoms.shape}; it must be (n_atoms, n_features)")
-    D = start.unit_rows(atoms, atoms.shape, start.working_dtype(source.dtype))
-    params = {name: value for name, value in given.items() if value is not None}
-    staged = "staged" if "groups" in params else "plain"
-    return Dictionary(D, mean, {"n_atoms": D.shape[0], "encode": staged, **params})
-
-
-def _placed_plan(
-    dictionary: Dictionary, device: str, chunk_size: int, given: Mapping[str, Any] | None = None
-) -> EncodePlan:
-    """How a dictionary encodes blocks of at most `chunk_size` rows on a device."""
-    from dbksvd_dask.graph.encode import place_encoding, plan_encoding
-
-    plan = plan_encoding(dictionary, given=given)
-    return plan._replace(place=place_encoding(dictionary, plan.spec, device, chunk_size))
-
-
-def _encode_source(source: Source, D: np.ndarray, how: EncodePlan) -> xr.Dataset:
-    from dbksvd_dask.codes import make_codes
-    from dbksvd_dask.graph.encode import encode_lazily, encode_now
-
-    attributes = {"n_atoms": int(D.shape[0]), "k": how.spec.k, "encoder": how.spec.encoder}
-    if source.in_memory:
-        size = units.part_rows(source.n_samples, source.chunk_size)
-        atom, coefficient = encode_now(source, D, how, size)
-        return make_codes(atom, coefficient, attributes)
-    return make_codes(*encode_lazily(source, D, how, source.block_rows), attributes)
-
-
-def _as_source(Y: Any, chunk_size: int) -> Source:
-    from dbksvd_dask.graph.sources import as_source
-
-    return as_source(Y, chunk_size)
-
-
-def _check_width(source: Source, n_features: int, what: str) -> None:
-    if source.n_features != n_features:
-        raise InputError(
-            f"{what} has {source.n_features} features, but DBKSVD is expecting {n_features} features as input"
-        )
-
-
 def _as_before(params: FitParams, state: Dictionary) -> FitParams:
     """Leave nothing to rules that has been decided: batches of other sizes must not change it."""
     rounds, steps = (state.params.get(name) for name in ("n_rounds", "lanczos_steps"))
@@ -676,7 +560,7 @@ def _is_rule(init: Any) -> bool:
 def _first_atoms(init: Any) -> np.ndarray:
     """Read a given first dictionary: (n_atoms, n_features)."""
     if not isinstance(init, str | os.PathLike):
-        return _plain(init)
+        return plain_array(init)
     if not os.path.exists(init):
         raise InputError(
             f"init={os.fspath(init)!r} is not known; use 'uniform', 'data', an array, or the path of a dictionary "
@@ -691,8 +575,4 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
-def _plain(array: Any) -> np.ndarray:
-    return np.asarray(array.data if is_instance(array, "xarray", "DataArray") else array)
-
-
-__all__ = ["DBKSVD", "encode", "history_dataset"]
+__all__ = ["DBKSVD", "history_dataset"]

@@ -77,6 +77,11 @@ def plot_history(history: Any, *, figsize: tuple[float, float] = (9.0, 3.2)) -> 
     return figure
 
 
+def _legend(ax: Any, corner: str) -> None:
+    """Add the legend in a given corner: matplotlib's search for the emptiest one warns when it takes long."""
+    ax.legend(loc=corner, frameon=False, fontsize="small", labelcolor=INK)
+
+
 def _curves(ax: Any, rows: dict[str, NDArray[Any]], name: str, title: str) -> None:
     lines = (
         (f"{name}_before", "batch, before update", INK, ":"),
@@ -91,7 +96,7 @@ def _curves(ax: Any, rows: dict[str, NDArray[Any]], name: str, title: str) -> No
     _style(ax, title, "iteration", "")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     if ax.lines:
-        ax.legend(frameon=False, fontsize="small", labelcolor=INK)
+        _legend(ax, "lower right" if "variance" in name else "upper right")
 
 
 def _history(given: Any) -> dict[str, NDArray[Any]]:
@@ -133,7 +138,7 @@ def plot_coherence(dictionary: Any, *, ax: Any = None, bins: int = 60) -> Figure
     ax.axvline(found.welch_bound, color=ORANGE, ls="--", lw=1.5, label=f"Welch bound {found.welch_bound:.3f}")
     ax.axvline(found.mutual, color=RED, ls=":", lw=1.5, label=f"mutual coherence {found.mutual:.3f}")
     _style(ax, "Coherence per atom", "largest |cosine| to another atom", "atoms")
-    ax.legend(frameon=False, fontsize="small", labelcolor=INK)
+    _legend(ax, "upper right")
     return figure
 
 
@@ -266,7 +271,7 @@ def plot_density(codes: Any, *, ax: Any = None, bins_per_decade: int = 20) -> Fi
     dead = f"{bars.n_dead} dead on {bars.n_samples:,} samples"
     ax.plot([], [], " ", label=dead)
     _style(ax, "Density of the atoms", "fraction of samples on which an atom is active", "atoms")
-    ax.legend(frameon=False, fontsize="small", labelcolor=INK)
+    _legend(ax, "upper right")
     return figure
 
 
@@ -290,7 +295,7 @@ def plot_l0(codes: Any, *, ax: Any = None) -> Figure:
     ax.axvline(mean, color=ORANGE, ls="--", lw=1.5, label=f"mean {mean:.2f}")
     _style(ax, "Active atoms per sample (L0)", "active atoms", "samples")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    ax.legend(frameon=False, fontsize="small", labelcolor=INK)
+    _legend(ax, "upper left")
     return figure
 
 
@@ -363,7 +368,7 @@ def plot_errors(reconstruction: ReconstructionMoments | ArrayLike, *, ax: Any = 
     label = "median" + ("" if counts[-1] == 0 else f"; {int(counts[-1]):,} samples at 1 or above")
     ax.axvline(_median(counts, edges), color=ORANGE, ls="--", lw=1.5, label=label)
     _style(ax, "Error per sample", "relative error", "samples")
-    ax.legend(frameon=False, fontsize="small", labelcolor=INK)
+    _legend(ax, "upper right")
     return figure
 
 

@@ -17,7 +17,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -47,6 +47,7 @@ class Snapshot:
     planned_bytes: int = 0
     checkpoint: str = ""
     note: str = ""  # the last unusual event: a retry, a stop
+    seconds: float = 0.0  # how long it took, once it is done
     errors: list[float] = field(default_factory=list)  # relative error after each batch seen
 
     @property
@@ -103,7 +104,7 @@ def _stopped(view: Snapshot, event: events.FitStopped) -> None:
 
 
 def _finished(view: Snapshot, event: events.FitFinished) -> None:
-    view.iteration, view.round, view.seconds_left = event.n_iter, 0, 0.0
+    view.iteration, view.round, view.seconds_left, view.seconds = event.n_iter, 0, 0.0, event.seconds
 
 
 _HANDLERS: dict[type[events.Event], Callable[[Snapshot, Any], None]] = {
@@ -131,7 +132,7 @@ def describe_start(event: events.FitStarted) -> str:
 
 
 def describe(view: Snapshot, short: bool = False) -> str:
-    """Say error, speed, time left and bytes read in one line; short: error and time left only."""
+    """Say error, speed, time left (at the end: taken) and bytes read in one line; short: error and time only."""
     parts = []
     if math.isfinite(view.relative_error):
         parts.append(f"error {view.relative_error:.4f}")
@@ -139,7 +140,8 @@ def describe(view: Snapshot, short: bool = False) -> str:
         parts.append(f"held-out {view.validation_error:.4f}")
     if math.isfinite(view.samples_per_second) and not short:
         parts.append(f"{view.samples_per_second:,.0f} samples/s")
-    parts.append(f"{format_seconds(view.seconds_left)} left")
+    took = f"took {format_seconds(view.seconds)}"
+    parts.append(took if view.seconds else f"{format_seconds(view.seconds_left)} left")
     if view.bytes_read and not short:
         parts.append(f"{format_bytes(view.bytes_read)} read")
     return ", ".join(parts)
@@ -337,23 +339,44 @@ class JsonLines:
 
 # ---------------------------------------------------------------------------------------------- tracking
 
-TRACKERS = ("trackio", "wandb")
+TRACKERS = ("trackio", "wandb", "tensorboard")
+
+
+class _TensorBoard:
+    """TensorBoard by the calls of trackio: a folder in place of a project."""
+
+    def __init__(self) -> None:
+        try:
+            self._make: Any = importlib.import_module("torch.utils.tensorboard").SummaryWriter
+        except ImportError:
+            self._make = importlib.import_module("tensorboardX").SummaryWriter
+
+    def init(self, project: str, config: dict[str, Any], **options: Any) -> None:
+        self._writer = self._make(project, **options)
+        self._writer.add_text("config", "\n".join(f"- {name}: {value}" for name, value in config.items()))
+
+    def log(self, figures: dict[str, float], step: int) -> None:
+        for name, value in figures.items():
+            self._writer.add_scalar(name, value, step)
+
+    def finish(self) -> None:
+        self._writer.close()
 
 
 class Tracker:
-    """Sends the history of a fit to an experiment tracker: trackio, which is local, or Weights & Biases.
+    """Sends the history of a fit to an experiment tracker: trackio or TensorBoard (local), or Weights & Biases.
 
-    Both have the same calls: a fit is a run of `project` with its sizes as the configuration, and every iteration
-    logs its row of the history. A resumed fit is another run, whose steps go on where the first one ended.
+    A fit is a run of `project` with its sizes as the configuration, and every iteration logs its row of the
+    history. A resumed fit is another run, whose steps go on where the first one ended.
 
     Parameters
     ----------
-    tool : {"trackio", "wandb"}
-        Must be installed.
+    tool : {"trackio", "wandb", "tensorboard"}
+        Must be installed; "tensorboard" needs torch and tensorboard, or tensorboardX.
     project : str
-        Name under which the tool groups runs.
+        Name under which the tool groups runs; for TensorBoard, the folder of the run.
     **options
-        Further arguments of the tool's `init`, such as `name`.
+        Further arguments of the tool's `init`, such as `name`, or of TensorBoard's `SummaryWriter`.
 
     Examples
     --------
@@ -367,12 +390,15 @@ class Tracker:
         if tool not in TRACKERS or not project:
             raise InputError(
                 f"tracker {tool!r} with project {project!r} is not known; use 'trackio' or 'wandb' and the name "
-                "of a project"
+                "of a project, or 'tensorboard' and a folder"
             )
         try:
-            self._tool: Any = importlib.import_module(tool)
+            self._tool: Any = _TensorBoard() if tool == "tensorboard" else importlib.import_module(tool)
         except ImportError as error:
-            raise InputError(f"{tool} is not installed ({error}); install it with `pip install {tool}`") from error
+            package = "tensorboardX" if tool == "tensorboard" else tool
+            raise InputError(
+                f"{tool} is not installed ({error}); install it with `pip install {package}`"
+            ) from error
         self.project, self.options = project, options
         self._open = False
 
@@ -410,24 +436,47 @@ class Tracker:
 # ---------------------------------------------------------------------------------------------- notebook
 
 
+# Seconds between two drawings in a notebook: as often as an eye follows, whatever the rounds of a batch take.
+DRAW_EVERY = 0.1
+
+
 class NotebookView:
-    """A small table with a bar and the error so far, redrawn in place in a notebook cell.
+    """A bar with the state of a fit, and one for each job, redrawn in place in a notebook cell.
+
+    In a notebook, `fit` and the jobs show one by themselves, unless they are called with ``verbose=False``.
 
     Parameters
     ----------
     display : callable, optional
         Called once with HTML to show; returns a callable that replaces it; default: IPython's.
+    clock : callable
+        Returns the time in seconds.
     """
 
-    def __init__(self, display: Callable[[str], Callable[[str], None]] | None = None) -> None:
+    def __init__(
+        self,
+        display: Callable[[str], Callable[[str], None]] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.view = Snapshot()
+        self.jobs: dict[str, tuple[events.JobProgress, str]] = {}
+        self._pace = JobPace(clock)
         self._display = display or _ipython_display
         self._update: Callable[[str], None] | None = None
+        self._clock, self._drawn = clock, -math.inf
 
     def __call__(self, event: events.Event) -> None:
         """Process an event and redraw."""
         self.view.take(event)
-        text = render(self.view)
+        often = isinstance(event, events.RoundFinished | events.BatchStarted | events.CheckpointWritten)
+        if isinstance(event, events.JobProgress):
+            self.jobs[event.job] = (event, self._pace.left(event))
+            often = event.done < event.total
+        now = self._clock()
+        if often and now - self._drawn < DRAW_EVERY:
+            return
+        self._drawn = now
+        text = render(self.view, self.jobs)
         if self._update is None:
             self._update = self._display(text)
         else:
@@ -441,18 +490,60 @@ def _ipython_display(text: str) -> Callable[[str], None]:
     return lambda newer: handle.update(HTML(newer))
 
 
-def render(view: Snapshot) -> str:
-    """Render the page as HTML."""
-    share = 100.0 * view.done / view.n_iter if view.n_iter else 0.0
-    bar = (
-        '<div style="background:#ddd;width:24em;height:.8em"><div style="background:#2a7ae2;height:.8em;'
-        f'width:{share:.1f}%"></div></div>'
+def in_notebook() -> bool:
+    """Tell whether this code runs in the kernel of a notebook, without importing IPython."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel")
+
+
+def with_view(callbacks: Iterable[events.Callback], verbose: bool | None = None) -> tuple[events.Callback, ...]:
+    """Add a live view to callbacks: by default in a notebook, unless one of them is a view.
+
+    Parameters
+    ----------
+    callbacks : iterable of callables
+    verbose : bool, optional
+        Show progress, in a notebook as a view and elsewhere as lines, or nothing; default: in a notebook only.
+    """
+    given, shown = tuple(callbacks), in_notebook()
+    if verbose is False or not (verbose or shown):
+        return given
+    if any(isinstance(callback, NotebookView | TerminalBar | Lines) for callback in given):
+        return given
+    return (*given, NotebookView() if shown else Lines())
+
+
+# Colours that can be read on light and on dark.
+_TRACK, _FILL, _QUIET = "rgba(128,128,128,.25)", "#3f7fe8", "opacity:.7"
+
+
+def render(view: Snapshot, jobs: Mapping[str, tuple[events.JobProgress, str]] | None = None) -> str:
+    """Render a fit and jobs as HTML, each with its bar."""
+    parts = []
+    if view.n_iter:
+        parts.append(_bar("fit", view.done / view.n_iter, view.count, describe(view)))
+    for job, left in (jobs or {}).values():
+        words = left if job.done < job.total else ""
+        parts.append(
+            _bar(job.job, job.done / max(job.total, 1), f"{job.done:,} of {job.total:,} {job.unit}", words)
+        )
+    note = f"<div>{html.escape(view.note)}</div>" if view.note else ""
+    return (
+        '<div style="font:13px/1.5 system-ui,sans-serif;font-variant-numeric:tabular-nums">'
+        f"{''.join(parts)}{note}{_curve(view.errors)}</div>"
     )
-    lines = [view.count, describe(view)]
-    if view.note:
-        lines.append(view.note)
-    text = "".join(f"<div>{html.escape(line)}</div>" for line in lines)
-    return f'<div style="font-family:sans-serif">{bar}{text}{_curve(view.errors)}</div>'
+
+
+def _bar(name: str, share: float, count: str, words: str) -> str:
+    """Draw a bar with a name before it and words after it."""
+    fill = f'<span style="display:block;height:100%;width:{100 * share:.1f}%;background:{_FILL}"></span>'
+    track = f"display:inline-block;width:180px;height:8px;border-radius:4px;overflow:hidden;background:{_TRACK}"
+    return (
+        f'<div role="progressbar" aria-label="{html.escape(name)}" aria-valuenow="{100 * share:.0f}">'
+        f'<b style="display:inline-block;min-width:4em">{html.escape(name)}</b> '
+        f'<span style="{track}">{fill}</span> {html.escape(count)} '
+        f'<span style="{_QUIET}">{html.escape(words)}</span></div>'
+    )
 
 
 def _curve(errors: list[float]) -> str:
@@ -460,7 +551,8 @@ def _curve(errors: list[float]) -> str:
     shown = [error for error in errors if math.isfinite(error)]
     if len(shown) < 2:
         return ""
-    return sparkline(shown, 240, 36, f"relative error per batch, {shown[0]:.4f} to {shown[-1]:.4f}")
+    label = f"relative error per batch, {shown[0]:.4f} to {shown[-1]:.4f}"
+    return f'<div style="{_QUIET}">{sparkline(shown, 240, 36, label)} {label}</div>'
 
 
 @contextmanager

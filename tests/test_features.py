@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 
+from dbksvd_dask import DBKSVD, encode
 from dbksvd_dask.codes import codes_to_csr
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.features import open_features
-from dbksvd_dask.model import DBKSVD, encode
 from tests.helpers.report_parts import WORDS, encoded, patch_store, text_report_parts, token_store
 
 

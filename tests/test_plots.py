@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dbksvd_dask import DBKSVD, plots
@@ -64,6 +65,23 @@ def test_coherence_counts_every_atom_and_marks_the_welch_bound(make_dictionary):
     assert heights(ax).sum() == 40
     assert ax.lines[0].get_xdata()[0] == pytest.approx(found.welch_bound)
     assert ax.lines[1].get_xdata()[0] == pytest.approx(found.mutual)
+
+
+def test_every_legend_has_a_corner(fitted, monkeypatch):
+    """Matplotlib's search for the emptiest corner warns when it takes a second, as it may on a busy machine."""
+    corners, legend = [], Axes.legend
+    monkeypatch.setattr(Axes, "legend", lambda ax, **how: corners.append(how["loc"]) or legend(ax, **how))
+    model, codes = fitted
+    for draw, given in (
+        (plots.plot_history, model),
+        (plots.plot_coherence, model),
+        (plots.plot_density, codes),
+        (plots.plot_l0, codes),
+        (plots.plot_errors, np.array([3, 4, 1])),
+    ):
+        draw(given)
+    assert len(corners) == 6
+    assert "best" not in corners
 
 
 def test_density_counts_atoms_in_use_and_names_the_dead():

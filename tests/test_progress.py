@@ -10,13 +10,17 @@ import math
 import os
 import subprocess
 import sys
+import types
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from dbksvd_dask import events, progress
 from dbksvd_dask.cli import output
 from dbksvd_dask.errors import InputError
+from dbksvd_dask.jobs.encode import encode_store
+from dbksvd_dask.model import DBKSVD
 from tests.helpers import clusters
 
 
@@ -177,7 +181,8 @@ def test_a_narrow_terminal_shows_the_time_left_and_cuts_nothing(seen):
         for event in seen:
             bar(event)
     text = screen.getvalue()
-    assert "0 s left" in text
+    assert "- left" in text
+    assert "took" in text
     assert "samples/s" not in text
     assert "…" not in text
 
@@ -276,12 +281,13 @@ def test_notebook_view_is_drawn_once_and_then_replaced(seen):
         drawn.append(text)
         return replaced.append
 
-    view = progress.NotebookView(display)
+    view = progress.NotebookView(display, itertools.count().__next__)
     for event in seen:
         view(event)
     assert len(drawn) == 1
     assert len(replaced) == len(seen) - 1
     assert "width:100.0%" in replaced[-1]
+    assert "took" in replaced[-1]
     assert "3 of 3 batches" in replaced[-1]
     assert "<polyline" in replaced[-1]
 
@@ -292,14 +298,110 @@ def test_notebook_view_escapes_what_it_shows():
     assert "<script>" not in progress.render(view)
 
 
+def test_notebook_view_is_not_drawn_more_often_than_an_eye_follows(seen):
+    drawn = []
+    view = progress.NotebookView(lambda text: drawn.append(text) or drawn.append, lambda: 0.0)
+    for event in seen:
+        view(event)
+    assert len(drawn) == 2 + clusters.N_ITER  # the start, every batch, the end
+    assert "3 of 3 batches" in drawn[-1]
+
+
+def test_notebook_view_shows_jobs_too():
+    drawn = []
+    view = progress.NotebookView(lambda text: drawn.append(text) or drawn.append, itertools.count().__next__)
+    for done in (0, 500, 1000):
+        view(events.JobProgress("encode", done, 1000, "samples"))
+    assert "500 of 1,000 samples" in drawn[1]
+    assert "2.0 s left" in drawn[1]
+    assert "left" not in drawn[2]
+    assert "batches" not in drawn[2]
+
+
+class _Shell:
+    kernel = None
+
+
+@pytest.mark.parametrize(
+    ("shell", "verbose", "given", "added"),
+    [
+        (None, None, [], None),
+        (None, True, [], progress.Lines),
+        (_Shell(), None, [], progress.NotebookView),
+        (_Shell(), None, [print], progress.NotebookView),
+        (_Shell(), None, [progress.Lines()], None),
+        (_Shell(), False, [], None),
+        (object(), None, [], None),  # IPython on a terminal
+    ],
+)
+def test_a_notebook_shows_progress_by_default_and_nothing_else_does(monkeypatch, shell, verbose, given, added):
+    class IPython:
+        get_ipython = staticmethod(lambda: shell)
+
+    monkeypatch.setitem(sys.modules, "IPython", IPython)
+    callbacks = progress.with_view(given, verbose)
+    assert callbacks[: len(given)] == tuple(given)
+    assert [type(c) for c in callbacks[len(given) :]] == ([] if added is None else [added])
+
+
+def test_fit_and_encode_show_progress_only_where_asked(store, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "LINE_EVERY", 0.0)
+    monkeypatch.setattr(progress.Lines.__init__, "__defaults__", (0.0, lambda: 0.0))
+    run = str(tmp_path / "run")
+    DBKSVD(8, 2, n_iter=1, checkpoint=run, verbose=True).fit(store)
+    encode_store(store, run, str(tmp_path / "a.zarr"), verbose=True)
+    shown = capsys.readouterr().err
+    assert "fit: 1 of 1 batches" in shown
+    assert "encode: " in shown
+    DBKSVD(8, 2, n_iter=1).fit(store)
+    encode_store(store, run, str(tmp_path / "b.zarr"))
+    assert capsys.readouterr().err == ""
+
+
 def test_an_unknown_or_missing_tracker_is_refused_before_the_fit(monkeypatch):
     with pytest.raises(InputError, match="'mlflow' with project 'p' is not known; use 'trackio' or 'wandb'"):
         progress.Tracker.named("mlflow:p")
     with pytest.raises(InputError, match="project '' is not known"):
         progress.Tracker.named("trackio")
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    with pytest.raises(InputError, match=r"tensorboard is not installed .*pip install tensorboardX"):
+        progress.Tracker("tensorboard", "runs")
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(InputError, match=r"wandb is not installed .*pip install wandb"):
         progress.Tracker("wandb", "p")
+
+
+def test_tensorboard_gets_every_figure_of_every_iteration(monkeypatch, seen):
+    calls = []
+
+    class Writer:
+        def __init__(self, folder):
+            calls.append(("open", folder))
+
+        def __getattr__(self, name):
+            return lambda *values: calls.append((name, *values))
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", types.SimpleNamespace(SummaryWriter=Writer))
+    tracker = progress.Tracker.named("tensorboard:runs/one")
+    for event in seen:
+        tracker(event)
+    errors = [event.record["relative_error"] for event in of(events.BatchFinished, seen)]
+    logged = [call[2:] for call in calls if call[:2] == ("add_scalar", "relative_error")]
+    assert logged == list(zip(errors, range(len(errors)), strict=True))
+    assert (calls[0], calls[-1]) == (("open", "runs/one"), ("close",))
+
+
+@pytest.mark.interop
+@pytest.mark.filterwarnings("ignore")
+def test_tensorboard_reads_the_history_of_a_fit(tmp_path):
+    pytest.importorskip("torch.utils.tensorboard")
+    reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    Y = np.random.default_rng(0).standard_normal((300, 8)).astype("f4")
+    model = DBKSVD(12, 2, n_iter=3, callbacks=[progress.Tracker("tensorboard", str(tmp_path))]).fit(Y)
+    log = reading.EventAccumulator(str(tmp_path)).Reload()
+    found = [one.value for one in log.Scalars("relative_error")]
+    np.testing.assert_allclose(found, model.history_["relative_error"], rtol=1e-6)
 
 
 @pytest.mark.interop

@@ -1,4 +1,4 @@
-"""`dbksvd export`: a dictionary for SAELens or Hugging Face."""
+"""`dbksvd export`: a dictionary for SAELens, Hugging Face or Neuronpedia."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 def command() -> None:
     """Write a dictionary for another tool.
 
-    RUN is the folder of a fit, or a dictionary. Nothing here needs torch.
+    RUN is the folder of a fit, or a dictionary. Nothing here needs torch, but for logits of a model.
 
     \b
     dbksvd export saelens run sae --model-name gpt2-small --hook-name blocks.6.hook_resid_post
     dbksvd export hf run folder --repo-id me/gpt2-atoms --license mit
+    dbksvd export neuronpedia run folder --codes codes.zarr --model-name gpt2-small
     """  # noqa: D301 - click needs the backspace character itself
 
 
@@ -107,6 +108,56 @@ def huggingface(run: str, path: str, as_json: bool, **options: Any) -> None:
 
     result = export_huggingface(open_dictionary(run), path, **_library_options(options))
     output.report(asdict(result), as_json, _describe(result))
+
+
+@command.command("neuronpedia")
+@click.argument("run", metavar="RUN", type=click.Path())
+@click.argument("path", metavar="OUT", type=click.Path())
+@click.option("--codes", required=True, type=click.Path(), help="Codes of tokens, in the order of their texts.")
+@click.option("--model-name", required=True, help="Neuronpedia's name of the model, such as gemma-3-270m.")
+@click.option("--hook", help="Place of the activations, such as resid:14.  [default: what the store says]")
+@click.option("--set-name", default="", help="Name of the source set.  [default: res-dbksvd for resid]")
+@click.option("--release", default="dbksvd", show_default=True, help="Sets that are published together.")
+@click.option("--creator", default="", help="Who made it.")
+@click.option("--creator-id", default="dbksvd-dask", show_default=True, help="Account that imports it.")
+@click.option("--url", default="", help="Where to read about it.")
+@click.option("--description", default="", help="What it is, in one line.")
+@click.option("--dataset", default="", help="Name of the texts.")
+@click.option("--samples", type=click.Path(), help="The captured store.  [default: the one that was encoded]")
+@click.option("--explanations", type=click.Path(), help="JSON list of atom, explanation and score.")
+@click.option("--logits", type=click.Path(), help="Tokens of each atom, written by `dbksvd logits`.")
+@click.option("--model", type=click.Path(), help="The model itself, to compute the logits now.")
+@click.option("--keywords/--no-keywords", default=True, help="Keywords where there is no explanation.")
+@click.option("--vectors", is_flag=True, help="Write the atoms too, to steer with.")
+@click.option("--n-top", type=click.IntRange(1), default=20, show_default=True, help="Strongest texts per atom.")
+@click.option("--n-tokens", type=click.IntRange(1), default=128, show_default=True, help="Most tokens of a text.")
+@click.option("--max-samples", type=click.IntRange(1), help="Use only the first N tokens.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of what is drawn at random.")
+@click.option("--force", "overwrite", is_flag=True, help="Replace OUT if it is an earlier export.")
+@output.json_option
+def neuronpedia(run: str, codes: str, path: str, as_json: bool, model: str | None, **options: Any) -> None:
+    """Write the dictionary of RUN, with the texts on which each atom is active, for import into Neuronpedia.
+
+    OUT/MODEL/SOURCE has model, release, sourceset and source.jsonl, and features, activations and explanations in
+    files of 1024 features.
+
+    \b
+    dbksvd export neuronpedia run out --codes codes.zarr --model-name smollm2-135m --logits logits.json
+    """  # noqa: D301 - click needs the backspace character itself
+    from datetime import datetime
+
+    from dbksvd_dask.report.neuronpedia import export_neuronpedia
+
+    if model is not None and options["logits"] is not None:
+        raise click.UsageError("--model and --logits were both given; one of them is enough")
+    if model is not None:
+        from dbksvd_dask.lm import logits_content, open_model
+
+        options["logits"] = logits_content(open_model(model), run)
+    created = datetime.now().isoformat(timespec="seconds")
+    result = export_neuronpedia(run, codes, path, created=created, **options)
+    counts = f"{result.n_features} features, {result.n_activations} texts, {result.n_explanations} explanations"
+    output.report(asdict(result), as_json, f"{result.path}/{result.source}: {counts}")
 
 
 def _describe(result: ExportResult) -> str:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
+import shutil
+import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -39,8 +43,8 @@ def json_option(function: F) -> F:
 def force_option(function: F) -> F:
     """Add --force: replace what exists."""
     text = (
-        "Replace an existing output of the same kind when the new one is complete (on a remote: at once); begin "
-        "again when unfinished work does not fit."
+        "Replace an existing output of the same kind once the new one is complete (in an object store: at once). "
+        "Discard unfinished work that does not match."
     )
     return click.option("--force", is_flag=True, help=text)(function)
 
@@ -86,11 +90,34 @@ def say(text: str, err: bool = False) -> None:
     click.echo(printable(redacted(text), keep="\n\t"), err=err)
 
 
+def warn(text: str) -> None:
+    """Print a warning for people, on standard error."""
+    say(f"dbksvd: warning: {text}", err=True)
+
+
+def next_step(command: str, *words: str, as_json: bool) -> None:
+    """Say on a terminal which command usually follows; nothing to a log or a machine."""
+    if not as_json and sys.stderr.isatty():
+        say(f"next: dbksvd {command} {' '.join(shlex.quote(word) for word in words)}", err=True)
+
+
 def table(fields: Mapping[str, Any]) -> str:
-    """Lay out names and values in two columns; None is left out, bytes and seconds are put in words."""
+    """Lay out names and values in two columns; None is left out, bytes and seconds are put in words.
+
+    On a terminal, long values continue on lines of their own.
+    """
     shown = {_label(name): _plain(value, name) for name, value in fields.items() if value is not None}
     width = max((len(name) for name in shown), default=0)
-    return "\n".join(f"{printable(name):<{width}}  {value}" for name, value in shown.items())
+    room = shutil.get_terminal_size().columns - width - 2 if sys.stdout.isatty() else 0
+    return "\n".join(f"{printable(name):<{width}}  {_folded(value, width, room)}" for name, value in shown.items())
+
+
+def _folded(value: str, width: int, room: int) -> str:
+    """Break a long value at spaces, each line below the first; `room` of 0: one line."""
+    if room < 20 or len(value) <= room:
+        return value
+    lines = textwrap.wrap(value, room, break_long_words=False, break_on_hyphens=False)
+    return ("\n" + " " * (width + 2)).join(lines)
 
 
 def _label(name: str) -> str:

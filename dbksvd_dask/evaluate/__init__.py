@@ -11,6 +11,7 @@ Every measurement of samples takes blocks of rows, in any number, and merges par
 | `matching`, `ground_truth`, `stability` | one dictionary against another, a truth, other runs |
 | `probing` | how well a few atoms tell classes apart |
 | `tasks` | the same for binary tasks, by the protocol of sae-probes |
+| `absorption` | whether special atoms take over from the atom of a class |
 | `autointerp` | words for atoms, and a score for the words |
 
 May know kernels and dictionaries; no stores, no Dask graphs.

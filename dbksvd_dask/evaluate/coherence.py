@@ -10,11 +10,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.evaluate._check import check_dictionary
+from dbksvd_dask.kernels.strongest import strongest_in_rows
 
 # Rows of one tile of the gram: 512 x 65,536 float32 is 134 MB, and BLAS is at full speed from about 256 rows.
 TILE = 512
 # Above this, two atoms say the same; the figure that dictionary-learning papers use for duplicates.
 DUPLICATE = 0.9
+# Pairs of near-duplicates that are named.
+MAX_PAIRS = 10_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +55,7 @@ class Coherence:
 
 
 def coherence(
-    D: ArrayLike, *, duplicate_threshold: float = DUPLICATE, max_pairs: int = 10_000, tile: int = TILE
+    D: ArrayLike, *, duplicate_threshold: float = DUPLICATE, max_pairs: int = MAX_PAIRS, tile: int = TILE
 ) -> Coherence:
     """Compute the coherence per atom, the mutual coherence, the Welch bound and near-duplicates.
 
@@ -73,34 +76,50 @@ def coherence(
     Coherence
     """
     atoms = check_dictionary(D)
-    m = atoms.shape[0]
-    signed, absolute = np.zeros(m, atoms.dtype), np.zeros(m, atoms.dtype)
-    nearest = np.full(m, -1, np.int64)
-    pairs: list[NDArray[np.int64]] = []
-    n_pairs = 0
+    found = _Closeness(atoms, duplicate_threshold, max_pairs)
     for rows, gram in gram_tiles(atoms, tile):
-        if m == 1:
-            break
-        signed[rows] = gram.max(axis=1)
+        found.add(rows, gram)
+    return found.result()
+
+
+class _Closeness:
+    """Gathers the coherence of a dictionary from the tiles of its gram."""
+
+    def __init__(self, atoms: NDArray[Any], threshold: float, max_pairs: int) -> None:
+        m = atoms.shape[0]
+        self._shape, self._threshold, self._most = atoms.shape, threshold, max_pairs
+        self._signed, self._absolute = np.zeros(m, atoms.dtype), np.zeros(m, atoms.dtype)
+        self._nearest = np.full(m, -1, np.int64)
+        self._pairs = [np.empty((0, 2), np.int64)]
+
+    def add(self, rows: slice, gram: NDArray[Any]) -> None:
+        """Add some rows of the gram, with -1 on its diagonal; they are overwritten."""
+        if self._shape[0] == 1:
+            return
+        self._signed[rows] = gram.max(axis=1)
         np.abs(gram, out=gram)
         gram[np.arange(gram.shape[0]), np.arange(rows.start, rows.stop)] = -1.0
-        nearest[rows] = gram.argmax(axis=1)
-        absolute[rows] = gram.max(axis=1)
-        if n_pairs < max_pairs:
-            pairs.append(_pairs_above(gram, rows.start, duplicate_threshold)[: max_pairs - n_pairs])
-            n_pairs += len(pairs[-1])
-    mutual = min(float(absolute.max()), 1.0)
-    return Coherence(
-        signed,
-        absolute,
-        nearest,
-        mutual,
-        welch_bound(*atoms.shape),
-        recoverable_k(mutual, m),
-        int(np.count_nonzero(absolute > duplicate_threshold)),
-        np.concatenate(pairs) if pairs else np.empty((0, 2), np.int64),
-        duplicate_threshold,
-    )
+        nearest = gram.argmax(axis=1)
+        self._nearest[rows] = nearest
+        self._absolute[rows] = gram[np.arange(gram.shape[0]), nearest]
+        missing = self._most - sum(map(len, self._pairs))
+        if missing > 0 and self._absolute[rows].max() > self._threshold:
+            self._pairs.append(_pairs_above(gram, rows.start, self._threshold)[:missing])
+
+    def result(self) -> Coherence:
+        """Return the coherence, after all rows."""
+        mutual = min(float(self._absolute.max()), 1.0)
+        return Coherence(
+            self._signed,
+            self._absolute,
+            self._nearest,
+            mutual,
+            welch_bound(*self._shape),
+            recoverable_k(mutual, self._shape[0]),
+            int(np.count_nonzero(self._absolute > self._threshold)),
+            np.concatenate(self._pairs),
+            self._threshold,
+        )
 
 
 def welch_bound(n_atoms: int, n_features: int) -> float:
@@ -150,18 +169,51 @@ def nearest_atoms(
         Signed inner products.
     """
     atoms = check_dictionary(D)
-    n = min(n_neighbours, atoms.shape[0] - 1)
-    index = np.empty((atoms.shape[0], n), np.int64)
-    similarity = np.empty((atoms.shape[0], n), atoms.dtype)
+    found = _Nearest(atoms, n_neighbours)
     for rows, gram in gram_tiles(atoms, tile):
-        gram[np.arange(gram.shape[0]), np.arange(rows.start, rows.stop)] = 0.0
-        index[rows] = strongest_columns(gram, n)
-        similarity[rows] = np.take_along_axis(gram, index[rows], axis=1)
-    return index, similarity
+        found.add(rows, gram)
+    return found.index, found.similarity
+
+
+class _Nearest:
+    """Gathers the nearest atoms of every atom from the tiles of a gram."""
+
+    def __init__(self, atoms: NDArray[Any], n_neighbours: int) -> None:
+        n = min(n_neighbours, atoms.shape[0] - 1)
+        self.index = np.empty((atoms.shape[0], n), np.int64)
+        self.similarity = np.empty((atoms.shape[0], n), atoms.dtype)
+
+    def add(self, rows: slice, gram: NDArray[Any]) -> None:
+        """Add some rows of the gram, with -1 on its diagonal; they stay as they are."""
+        own = np.arange(gram.shape[0]), np.arange(rows.start, rows.stop)
+        gram[own] = 0.0  # nearer than no other atom; where all are at right angles, the lowest come first
+        found = strongest_columns(gram, min(self.index.shape[1] + 1, gram.shape[1]))
+        gram[own] = -1.0
+        self.index[rows] = _without(found, own[1])
+        self.similarity[rows] = np.take_along_axis(gram, self.index[rows], axis=1)
+
+
+def _without(table: NDArray[np.int64], own: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return a table with one column less: each row without its own number, or else without its last entry."""
+    drop = table == own[:, None]
+    drop[~drop.any(axis=1), -1] = True
+    return table[~drop].reshape(table.shape[0], -1)
+
+
+def closeness(
+    D: ArrayLike, n_neighbours: int = 10, *, tile: int = TILE
+) -> tuple[Coherence, NDArray[np.int64], NDArray[Any]]:
+    """Return what `coherence` and `nearest_atoms` do, from one pass over all pairs of atoms."""
+    atoms = check_dictionary(D)
+    nearest, found = _Nearest(atoms, n_neighbours), _Closeness(atoms, DUPLICATE, MAX_PAIRS)
+    for rows, gram in gram_tiles(atoms, tile):
+        nearest.add(rows, gram)
+        found.add(rows, gram)
+    return found.result(), nearest.index, nearest.similarity
 
 
 def strongest_columns(tile: NDArray[Any], n: int) -> NDArray[np.int64]:
-    """Return the columns of the `n` largest absolute values of each row, strongest first.
+    """Return the columns of the `n` largest absolute values of each row, strongest first; of equal ones the lower.
 
     Parameters
     ----------
@@ -172,13 +224,10 @@ def strongest_columns(tile: NDArray[Any], n: int) -> NDArray[np.int64]:
     -------
     int64 ndarray of shape (n_rows, n)
     """
-    size = -np.abs(tile)
-    if 0 < n < tile.shape[1]:
-        columns = np.sort(np.argpartition(size, n - 1, axis=1)[:, :n], axis=1)
-    else:
-        columns = np.broadcast_to(np.arange(tile.shape[1]), tile.shape)[:, :n]
-    order = np.argsort(np.take_along_axis(size, columns, axis=1), axis=1, kind="stable")
-    return np.take_along_axis(columns, order, axis=1).astype(np.int64)
+    index = np.empty((tile.shape[0], min(n, tile.shape[1])), np.int64)
+    if index.size:
+        strongest_in_rows(np.ascontiguousarray(tile), index)
+    return index
 
 
 def gram_tiles(A: NDArray[Any], tile: int) -> Iterator[tuple[slice, NDArray[Any]]]:

@@ -76,13 +76,16 @@ def fit_logistic(
     return LogisticFit(theta[:k], float(theta[k]), n_steps)
 
 
-def fit_lasso(X: Float64Array, positive: NDArray[np.bool_], *, C: float = 1.0) -> LogisticFit:
-    """Minimise ``C sum_i log(1 + exp(-s_i z_i)) + sum_j |coef_j|``, the problem of a logistic regression with L1.
+def fit_lasso(
+    X: Float64Array, positive: NDArray[np.bool_], *, weight: Float64Array | None = None, C: float = 1.0
+) -> LogisticFit:
+    """Minimise ``C sum_i w_i log(1 + exp(-s_i z_i)) + sum_j |coef_j|``: a logistic regression with L1.
 
     Parameters
     ----------
     X : float64 ndarray of shape (n_rows, n_columns)
     positive : bool ndarray of shape (n_rows,)
+    weight : float64 ndarray of shape (n_rows,), optional
     C : float, default 1
         Inverse strength of the penalty.
 
@@ -91,7 +94,8 @@ def fit_lasso(X: Float64Array, positive: NDArray[np.bool_], *, C: float = 1.0) -
     LogisticFit
     """
     k = X.shape[1]
-    theta, n_steps = _newton(np.ascontiguousarray(X), positive, np.ones(len(X)), _Lasso(k, C))
+    weights = np.ones(len(X)) if weight is None else weight
+    theta, n_steps = _newton(np.ascontiguousarray(X), positive, weights, _Lasso(k, C))
     return LogisticFit(theta[:k], float(theta[k]), n_steps)
 
 

@@ -7,6 +7,7 @@ ranges, so they do not depend on who encoded what, nor when.
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
@@ -73,6 +74,39 @@ class LargestCoefficients:
         merge_largest(*map(kernel_input, lists), sample, value)
         return type(self)(sample, value)
 
+    def only(self, sign: int) -> Self:
+        """Return the entries of one sign, in the same order, followed by empty places."""
+        kept = np.sign(self.coefficient) == sign
+        first = np.argsort(~kept, axis=1, kind="stable")
+        sample, value = np.where(kept, self.sample, -1), np.where(kept, self.coefficient, np.float32(0))
+        return type(self)(np.take_along_axis(sample, first, 1), np.take_along_axis(value, first, 1))
+
+
+@dataclass(frozen=True, eq=False)
+class Extremes:
+    """The samples with the largest positive and the largest negative coefficients of every atom.
+
+    Attributes
+    ----------
+    top, bottom : LargestCoefficients
+    """
+
+    top: LargestCoefficients
+    bottom: LargestCoefficients
+
+    @classmethod
+    def of(
+        cls, atom: NDArray[np.int32], coefficient: NDArray[Any], first_sample: int, shape: tuple[int, int]
+    ) -> Self:
+        """Find both of some codes; parameters as for `LargestCoefficients.of`."""
+        given = np.asarray(coefficient)
+        sides = (np.maximum(given, 0), np.minimum(given, 0))
+        return cls(*(LargestCoefficients.of(atom, side, first_sample, shape) for side in sides))
+
+    def merge(self, other: Self) -> Self:
+        """Return the largest of both; neither is changed."""
+        return type(self)(self.top.merge(other.top), self.bottom.merge(other.bottom))
+
 
 @dataclass(frozen=True, eq=False)
 class CodeSums:
@@ -82,12 +116,12 @@ class CodeSums:
     ----------
     codes : sums of the coefficients, per atom
     reconstruction : sums of samples and residual, per feature
-    largest : the samples with the largest coefficients, per atom
+    extremes : the samples with the largest coefficients of either sign, per atom
     """
 
     codes: CodeMoments
     reconstruction: ReconstructionMoments
-    largest: LargestCoefficients
+    extremes: Extremes
 
     @classmethod
     def of(
@@ -109,44 +143,47 @@ class CodeSums:
         shape : (n_atoms, n_top)
         """
         moments = code_moments(atom, coefficient, shape[0])  # first: it checks the indices that both use
-        return cls(moments, reconstruction, LargestCoefficients.of(atom, coefficient, first_sample, shape))
+        return cls(moments, reconstruction, Extremes.of(atom, coefficient, first_sample, shape))
 
     def merge(self, other: Self) -> Self:
         """Return the sums of both; neither is changed."""
         return type(self)(
             self.codes.merge(other.codes),
             self.reconstruction.merge(other.reconstruction),
-            self.largest.merge(other.largest),
+            self.extremes.merge(other.extremes),
         )
 
     def to_bytes(self) -> bytes:
         """Write the sums as an .npz file; the lists without their empty places."""
-        filled = self.largest.sample >= 0
         arrays = {
             **_pack("codes", self.codes),
             **_pack("reconstruction", self.reconstruction, skip="moments"),
             **_pack("moments", self.reconstruction.moments),
-            "top_shape": np.array(filled.shape),
-            "top_filled": filled.sum(axis=1),
-            "top_sample": self.largest.sample[filled],
-            "top_coefficient": self.largest.coefficient[filled],
+            **_pack_lists("top", self.extremes.top),
+            **_pack_lists("bottom", self.extremes.bottom),
         }
         buffer = io.BytesIO()
         np.savez(buffer, allow_pickle=False, **arrays)
         return buffer.getvalue()
 
     @classmethod
-    def from_bytes(cls, content: bytes) -> Self:
-        """Invert `to_bytes`."""
+    def from_bytes(cls, content: bytes, find_extremes: Callable[[], Extremes]) -> Self:
+        """Invert `to_bytes`.
+
+        Parameters
+        ----------
+        content : bytes
+        find_extremes : callable
+            Finds the lists in the codes; called where the bytes were written before lists were kept by sign.
+        """
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-        largest = LargestCoefficients.empty(*(int(n) for n in arrays["top_shape"]))
-        filled = np.arange(largest.sample.shape[1]) < arrays["top_filled"][:, None]
-        largest.sample[filled] = arrays["top_sample"]
-        largest.coefficient[filled] = arrays["top_coefficient"]
+        by_sign = "bottom_shape" in arrays
+        sides = (_unpack_lists(name, arrays) for name in ("top", "bottom")) if by_sign else ()
+        extremes = Extremes(*sides) if by_sign else find_extremes()
         moments = Moments(**_unpack("moments", arrays))
         reconstruction = ReconstructionMoments(moments=moments, **_unpack("reconstruction", arrays))
-        return cls(CodeMoments(**_unpack("codes", arrays)), reconstruction, largest)
+        return cls(CodeMoments(**_unpack("codes", arrays)), reconstruction, extremes)
 
     def metrics(self) -> dict[str, float | int | None]:
         """Sum up in plain numbers, None where one has no meaning, such as the error of samples all zero."""
@@ -163,6 +200,25 @@ class CodeSums:
 
 def _pack(prefix: str, sums: Any, skip: str = "") -> dict[str, Any]:
     return {f"{prefix}_{f.name}": getattr(sums, f.name) for f in fields(sums) if f.name != skip}
+
+
+def _pack_lists(prefix: str, lists: LargestCoefficients) -> dict[str, Any]:
+    """Pack lists without their empty places."""
+    filled = lists.sample >= 0
+    return {
+        f"{prefix}_shape": np.array(filled.shape),
+        f"{prefix}_filled": filled.sum(axis=1),
+        f"{prefix}_sample": lists.sample[filled],
+        f"{prefix}_coefficient": lists.coefficient[filled],
+    }
+
+
+def _unpack_lists(prefix: str, arrays: dict[str, Any]) -> LargestCoefficients:
+    lists = LargestCoefficients.empty(*(int(n) for n in arrays[f"{prefix}_shape"]))
+    filled = np.arange(lists.sample.shape[1]) < arrays[f"{prefix}_filled"][:, None]
+    lists.sample[filled] = arrays[f"{prefix}_sample"]
+    lists.coefficient[filled] = arrays[f"{prefix}_coefficient"]
+    return lists
 
 
 def _unpack(prefix: str, arrays: dict[str, Any]) -> dict[str, Any]:

@@ -63,6 +63,7 @@ class Context:
         p = self.params
         shape = (self.source.n_features, p.n_atoms, p.slots)
         sizes = Sizes(n_rows, p.chunk_size, *shape, p.n_rounds, p.lanczos_steps, itemsize=self.dtype.itemsize)
+        sizes = sizes._replace(groups=p.groups or ())
         self.place = backend.place(p.device, sizes, p.encoder, p.gram)
 
     def upcoming(self, iteration: int) -> Upcoming:

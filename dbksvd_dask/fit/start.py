@@ -94,7 +94,7 @@ def check_scale(batch: Moments, dtype: np.dtype) -> None:
 def plan_memory(context: Context, n_validation: int, limit: int | None) -> memory.MemoryPlan:
     """Return the peak memory per worker process on the current scheduler; refuse a plan above the limit.
 
-    An array in memory is not counted: it exists already.
+    An array in memory is not counted: the caller holds it.
 
     Parameters
     ----------

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dbksvd_dask.gpu import device, encode, moments, update
+from dbksvd_dask.gpu import device, encode, moments, products, update
 from dbksvd_dask.gpu.update import Entries
 from dbksvd_dask.kernels import chunk, lanczos
 from dbksvd_dask.kernels.chunk import ChunkStats, RoundSums, arrays_in_units
@@ -19,6 +19,7 @@ from dbksvd_dask.kernels.dead_atoms import Candidates, Rule, SeedPath
 from dbksvd_dask.kernels.lanczos import LanczosState, namespace
 from dbksvd_dask.kernels.moments import Moments, ResidualMoments, relative_error_sum
 from dbksvd_dask.kernels.scale import in_units, unit_of
+from dbksvd_dask.plan.device import product_tile_rows
 from dbksvd_dask.plan.encoder import AtomWeights, EncodeSpec
 
 Sums = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -67,7 +68,7 @@ def encode_chunk(
         Y = device.current().asarray(Y)
         atom, coefficient = encode.encode_rows(Y, D, gram, spec, weights)
     with device.turn("gpu"):
-        R = encode.residual(Y, atom, coefficient, D)
+        R = products.residual(Y, atom, coefficient, D)
         entries = update.group_by_round(atom, rounds.round_of, rounds.local_of, len(rounds.atoms))
         counts = update.count_atoms(entries, rounds.round_of, rounds.local_of)
         unit = _unit(coefficient)
@@ -94,7 +95,7 @@ def residual(Y: Any, atom: np.ndarray, coefficient: np.ndarray, D: Any) -> np.nd
     """Return the residual ``Y - X D`` on the host: (n, d). Samples and codes may be on either side."""
     with device.turn("gpu"):
         here = [a if device.on_device(a) else to_device(np.ascontiguousarray(a)) for a in (Y, atom, coefficient)]
-        return device.to_host(encode.residual(here[0], here[1], here[2], D))
+        return device.to_host(products.residual(here[0], here[1], here[2], D))
 
 
 def measure(
@@ -105,7 +106,7 @@ def measure(
         Y = device.current().asarray(Y)
         atom, coefficient = encode.encode_rows(Y, D, gram, spec, weights, first)
     with device.turn("gpu"):
-        R = encode.residual(Y, atom, coefficient, D)
+        R = products.residual(Y, atom, coefficient, D)
         return _merged(row_sums(Y), row_sums(R)), int(np.count_nonzero(device.to_host(coefficient)))
 
 
@@ -137,14 +138,19 @@ def row_sums(A: Any) -> Sums:
 def squared_norms(Y: Any) -> np.ndarray:
     """Return the squared norm of each row, on the host: (n,)."""
     with device.turn("gpu"):
-        return device.to_host(encode.squared_norms(Y))
+        return device.to_host(products.squared_norms(Y))
 
 
 def gram_matrix(D: np.ndarray, on_device: bool) -> Any:
-    """Return the gram of a dictionary of the host, computed on the device; keep it there or copy it back."""
+    """Return the gram of a dictionary of the host, computed on the device: kept there, or copied back in parts."""
     with device.turn("gpu"):
-        gram = encode.gram_matrix(to_device(D))
-        return gram if on_device else device.to_host(gram)
+        atoms = to_device(D)
+        if on_device:
+            return encode.gram_matrix(atoms)
+        gram = np.empty((D.shape[0], D.shape[0]), D.dtype)
+        for rows in products.row_tiles(D.shape[0], product_tile_rows(D.shape[0], D.shape[0], D.dtype.itemsize)):
+            gram[rows] = device.to_host(atoms[rows, :] @ atoms.T)
+        return gram
 
 
 def coefficient_sums(state: DeviceState, n_atoms: int) -> np.ndarray:
@@ -236,7 +242,7 @@ def worst_samples(
         worst = np.argsort(-error, kind="stable")[:n_dead]
         updated = place_atoms(D, members, new)
         picked = [take_rows(a, worst) for a in (R, state.atom, state.coefficient)]
-        rows = encode.residual(picked[0], picked[1], -picked[2], updated)
+        rows = products.residual(picked[0], picked[1], -picked[2], updated)
         return Candidates(error[worst], device.to_host(rows))
 
 

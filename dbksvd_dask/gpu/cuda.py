@@ -192,25 +192,28 @@ def _n_used(atom, i):
 
 
 @cached(cuda.jit)
-def refit(gram, atom, rest, A, delta, coefficient):
+def refit(grams, place, rest, A, delta, coefficient):
     """Solve least squares on the supports: ``gram[S, S] delta = rest`` by Cholesky, blocks over samples.
 
     Parameters
     ----------
-    atom, rest : (n, k), of `pursue`
+    grams : (1, n_atoms, n_atoms), or (n, k, k) with one for each sample
+    place : (n, k) int32, rows of the gram: the atoms, or the slots; -1 where empty
+    rest : (n, k), products of the chosen atoms with the residual
     A : (blocks, k, k) float64 scratch;  delta : (blocks, k) float64 scratch
     coefficient : (n, k), changed
     """
     b = cuda.blockIdx.x
     tid = cuda.threadIdx.x
     width = cuda.blockDim.x
-    for i in range(b, atom.shape[0], cuda.gridDim.x):
-        n = _n_used(atom, i)
+    for i in range(b, place.shape[0], cuda.gridDim.x):
+        gram = grams[i if grams.shape[0] > 1 else 0]
+        n = _n_used(place, i)
         cuda.syncthreads()
         for r in range(tid, n, width):
             delta[b, r] = rest[i, r]
             for c in range(r + 1):
-                A[b, r, c] = gram[atom[i, r], atom[i, c]]
+                A[b, r, c] = gram[place[i, r], place[i, c]]
         cuda.syncthreads()
         for c in range(n):
             for r in range(c + (tid - c) % width, n, width):
@@ -242,13 +245,14 @@ def refit(gram, atom, rest, A, delta, coefficient):
 
 
 @cached(cuda.jit)
-def refit_nonneg(gram, atom, rest, A, delta, coefficient):
+def refit_nonneg(grams, place, rest, A, delta, coefficient):
     """Solve non-negative least squares on the supports by coordinate descent; arguments as in `refit`."""
     b = cuda.blockIdx.x
     tid = cuda.threadIdx.x
     width = cuda.blockDim.x
-    for i in range(b, atom.shape[0], cuda.gridDim.x):
-        n = _n_used(atom, i)
+    for i in range(b, place.shape[0], cuda.gridDim.x):
+        gram = grams[i if grams.shape[0] > 1 else 0]
+        n = _n_used(place, i)
         cuda.syncthreads()
         largest = float64(0.0)
         for r in range(n):
@@ -256,7 +260,7 @@ def refit_nonneg(gram, atom, rest, A, delta, coefficient):
         for r in range(tid, n, width):
             delta[b, r] = rest[i, r]
             for c in range(n):
-                A[b, r, c] = gram[atom[i, r], atom[i, c]]
+                A[b, r, c] = gram[place[i, r], place[i, c]]
         cuda.syncthreads()
         for _ in range(_NNLS_SWEEPS):
             moved = float64(0.0)

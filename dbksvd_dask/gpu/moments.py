@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dbksvd_dask.gpu import device
-from dbksvd_dask.gpu.encode import row_tiles
+from dbksvd_dask.gpu.products import row_tiles
 from dbksvd_dask.kernels.lanczos import namespace
 
 # Rows widened to float64 at a time.

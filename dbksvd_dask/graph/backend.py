@@ -16,8 +16,9 @@ from dbksvd_dask.errors import DeviceError
 from dbksvd_dask.gpu import device as gpu_device
 from dbksvd_dask.graph.run import current_client
 from dbksvd_dask.kernels import chunk
+from dbksvd_dask.plan import memory
 from dbksvd_dask.plan.device import CPU, DevicePlan, Placement, Sizes, plan_device
-from dbksvd_dask.plan.screening import uses_gram
+from dbksvd_dask.plan.screening import GRAM_ATOMS, uses_gram
 
 logger = logging.getLogger(__name__)
 
@@ -85,24 +86,42 @@ def place(device: str, sizes: Sizes, encoder: str, gram: str = "auto") -> Device
     device : {"auto", "cpu", "gpu"}
     sizes : of the whole batch
     encoder : one of `plan.encoders.ENCODERS`
-    gram : one of `plan.screening.GRAMS`; a pursuit without a gram runs on the host
+    gram : one of `plan.screening.GRAMS`
     """
-    if not uses_gram(gram, encoder, sizes.n_atoms):
-        if device == "gpu":
-            raise DeviceError(
-                f"device='gpu' was asked for, but {sizes.n_atoms} atoms with gram={gram!r} are encoded without a "
-                "gram, which has no GPU kernel; use gram='always' or device='cpu'"
-            )
-        return DevicePlan(CPU, sizes.chunk_size, 0)
+    made = _placed(device, sizes, encoder, gram)
+    if uses_gram(gram, encoder, sizes.n_atoms) and made.placement.pursuit == "cpu":
+        require_gram_fits(sizes.n_atoms, sizes.itemsize, encoder)
+    return made
+
+
+def _placed(device: str, sizes: Sizes, encoder: str, gram: str) -> DevicePlan:
+    """Return the plan of the devices that there are, or of the host; parameters as in `place`."""
     found = choose(device)
     if not found:
         return DevicePlan(CPU, sizes.chunk_size, 0)
     chunks = -(-sizes.n_rows // sizes.chunk_size)
     share = -(-chunks // len(found)) * sizes.chunk_size  # whole chunks: some devices have one more than others
     per_device = sizes._replace(n_rows=min(share, sizes.n_rows))
-    made = plan_device(per_device, min(w.budget for w in found), encoder, max(w.n_threads for w in found))
+    made = plan_device(per_device, min(w.budget for w in found), encoder, max(w.n_threads for w in found), gram)
     logger.info("device plan: %s", made)
     return made
+
+
+def process_memory(dask_worker: Any = None) -> int:
+    """Return the bytes that this process may use: the limit of a worker, or the memory of its machine."""
+    from distributed.system import MEMORY_LIMIT  # takes a moment to import, and only wide dictionaries ask
+
+    manager = getattr(dask_worker, "memory_manager", None)
+    return int(getattr(manager, "memory_limit", None) or MEMORY_LIMIT)
+
+
+def require_gram_fits(n_atoms: int, itemsize: int, encoder: str) -> None:
+    """Refuse a gram that exceeds the memory of a process on which it would be computed."""
+    if n_atoms <= GRAM_ATOMS:  # small: `memory_limit` is for whoever has less
+        return
+    client = current_client()
+    given = {} if client is None else client.run(process_memory, on_error="ignore")
+    memory.check_gram(n_atoms, itemsize, encoder, min(given.values(), default=0) or process_memory())
 
 
 def functions(place: Placement) -> Any:

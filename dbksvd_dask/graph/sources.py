@@ -272,11 +272,14 @@ def as_source(Y: Any, chunk_size: int) -> Source:
 
     Parameters
     ----------
-    Y : ndarray, dask array, xarray.DataArray or path/URL of a Zarr store, (n_samples, n_features)
+    Y : ndarray, tensor, dask array, xarray.DataArray, path of a .npy file or path/URL of a Zarr store
+        Of shape (n_samples, n_features).
     """
     if isinstance(Y, Source):
         return Y
     if isinstance(Y, str | os.PathLike):
+        if os.fspath(Y).endswith(".npy") and os.path.isfile(Y):
+            return as_source(np.load(Y, mmap_mode="r", allow_pickle=False), chunk_size)
         return StoreSource(open_rows(os.fspath(Y)), chunk_size)
     if is_instance(Y, "xarray", "Dataset"):
         if "activations" not in Y:
@@ -299,6 +302,26 @@ def as_source(Y: Any, chunk_size: int) -> Source:
             "use Y.toarray()"
         )
     if not isinstance(Y, np.ndarray):
-        Y = np.asarray(Y)
+        Y = _as_numpy(Y)
     check_matrix(Y.shape, Y.dtype)
     return ArraySource(Y, chunk_size)
+
+
+def _as_numpy(Y: Any) -> np.ndarray:
+    """Return what can be had as an array: tensors of torch, anything with `__dlpack__` or `__array__`, lists."""
+    if is_instance(Y, "torch", "Tensor"):
+        return _of_tensor(Y)
+    if hasattr(Y, "__dlpack__") and not hasattr(Y, "__array__"):
+        try:
+            return np.from_dlpack(Y)
+        except (BufferError, RuntimeError, TypeError) as error:
+            raise InputError(f"Y cannot be read through __dlpack__ ({error}); copy it to the CPU first") from error
+    return np.asarray(Y)
+
+
+def _of_tensor(Y: Any) -> np.ndarray:
+    """Return a tensor without its gradient; bfloat16, which NumPy does not have, as float32."""
+    import torch
+
+    tensor = Y.detach().cpu()
+    return np.asarray(tensor.float() if tensor.dtype == torch.bfloat16 else tensor)

@@ -32,10 +32,13 @@ class Hints:
         Of raw files; also "bfloat16" for two-byte numbers that NumPy cannot name.
     n_features : int, optional
         Width of the rows of a raw file.
+    layer : int, optional
+        Which layer of arrays of shape (example, layer, token, feature).
     """
 
     dtype: str | None = None
     n_features: int | None = None
+    layer: int | None = None
 
 
 @dataclass(frozen=True)
@@ -43,10 +46,12 @@ class ArrayInfo:
     """Shape and dtype of one array of a file.
 
     The dtype is a NumPy name, "bfloat16", `NAMELESS`, or what cannot be imported ("object", "structured").
+    `layers` are the numbers of the layers along the second of four axes, where the file says them.
     """
 
     shape: tuple[int, ...]
     dtype: str
+    layers: tuple[int, ...] = ()
 
     @property
     def is_rows(self) -> bool:
@@ -57,6 +62,11 @@ class ArrayInfo:
     def may_be_rows(self) -> bool:
         """Return whether this can be activations once the user has stated what its numbers are."""
         return self._has_rows and self.dtype in (*ROW_DTYPES, NAMELESS)
+
+    @property
+    def has_layers(self) -> bool:
+        """Return whether this is (example, layer, token, feature); see `importers.layers`."""
+        return len(self.shape) == 4 and self.shape[-1] > 0 and self.dtype in (*ROW_DTYPES, NAMELESS)
 
     @property
     def is_mask(self) -> bool:
@@ -91,6 +101,15 @@ class SourceFile(ABC):
     def outside(self) -> dict[str, str]:
         """Arrays whose values are in other files, which are not read, each with the name of that file."""
         return {}
+
+    @property
+    def text_columns(self) -> tuple[str, ...]:
+        """Columns that hold a text per entry."""
+        return ()
+
+    def read_texts(self, name: str, step: int) -> Iterator[list[str]]:
+        """Yield the texts of a column, about `step` at a time."""
+        raise NotImplementedError
 
     @abstractmethod
     def read_items(self, name: str, start: int, stop: int) -> Array:

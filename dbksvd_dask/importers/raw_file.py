@@ -1,13 +1,15 @@
 """Raw memory maps: plain bytes, described by a small JSON file beside them or by options.
 
 The description is `FILE.json`, `STEM.json` or `STEM.meta`: {"dtype": "float16", "shape": [n, d], "offset": 0};
-"n_features" may stand in place of "shape".
+"n_features" may stand in place of "shape". A shape of four is (example, layer, token, feature), and "layers" may
+say what the layers are called.
 """
 
 from __future__ import annotations
 
 import math
 import os
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -70,14 +72,23 @@ def open_raw(path: str, hints: Hints) -> SourceFile:
             f"{path} holds {size} bytes, but {list(shape)} of {name} from byte {offset} on are {needed}: wrong "
             "shape, dtype or offset in its description, or truncated"
         )
-    return RegionFile(path, {"": (Region(path, offset, shape, bits), plain_name(name))})
+    file = RegionFile(path, {"": (Region(path, offset, shape, bits), plain_name(name))})
+    if given.get("layers") is not None and len(shape) == 4:
+        layers = _sizes(path, "layers", given["layers"], -(1 << 31))
+        if len(layers) != shape[1]:
+            raise InputError(
+                f"layers of {path} are {list(layers)}; its shape {list(shape)} has {shape[1]} of them"
+            )
+        file.arrays[""] = replace(file.arrays[""], layers=layers)
+    return file
 
 
 def _sizes(path: str, what: str, value: Any, least: int) -> tuple[int, ...]:
     whole = isinstance(value, list) and all(isinstance(n, int | np.integer) and n >= least for n in value)
     if not whole or not value:
-        shown = value[0] if what != "shape" and isinstance(value, list) else value
-        need = "a list such as [1000, 768]" if what == "shape" else f"a whole number from {least} on"
+        plural = what in ("shape", "layers")
+        shown = value[0] if not plural and isinstance(value, list) else value
+        need = "a list such as [1000, 768]" if plural else f"a whole number from {least} on"
         raise InputError(f"{what} of {path} is {shown!r}; need {need}")
     return tuple(int(n) for n in value)
 

@@ -6,11 +6,14 @@ import glob
 import importlib
 import os
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from dbksvd_dask._words import listed
 from dbksvd_dask.errors import InputError, StoreError
 from dbksvd_dask.importers.base import Hints, SourceFile
+from dbksvd_dask.importers.layers import with_layer
 from dbksvd_dask.store import atomic
 from dbksvd_dask.store.paths import PathLike, is_remote, normalise
 
@@ -27,11 +30,33 @@ class Format:
         Endings of file names of this format.
     opener : str
         "module:function" that opens a file; imported when used.
+    pattern : str
+        Regular expression of the names of files that a tool writes in a folder of their own; these are told by
+        name, not by their ending, and other files of the folder are ignored.
+    beside : str
+        Name of a file that has to lie beside them.
+    complete : str
+        "module:function" that is called with all files of a folder and refuses it if some are missing.
+    mask_array : str
+        Array of these files that says which rows count: others are padding, and are left out.
     """
 
     name: str
     extensions: tuple[str, ...]
     opener: str
+    pattern: str = ""
+    beside: str = ""
+    complete: str = ""
+    mask_array: str = ""
+
+    def knows(self, path: str) -> bool:
+        """Return whether a file is one of a layout: by its name and what lies beside it."""
+        folder, name = os.path.split(path)
+        return bool(
+            self.pattern
+            and re.fullmatch(self.pattern, name)
+            and (not self.beside or os.path.isfile(os.path.join(folder, self.beside)))
+        )
 
 
 _HERE = "dbksvd_dask.importers"
@@ -47,6 +72,29 @@ FORMATS = {
         Format("torch", (".pt", ".pth"), f"{_HERE}.torch_file:open_torch"),
         Format("raw", (".bin", ".raw", ".dat", ".mmap", ".memmap"), f"{_HERE}.raw_file:open_raw"),
         Format("zarr", (".zarr",), f"{_HERE}.zarr_file:open_zarr_file"),
+        Format(
+            "saev",
+            (),
+            f"{_HERE}.saev_shards:open_shard",
+            pattern=r"acts\d{6,}\.bin",
+            beside="metadata.json",
+            complete=f"{_HERE}.saev_shards:require_all",
+        ),
+        Format(
+            "bionemo",
+            (),
+            f"{_HERE}.bionemo_shards:open_shard",
+            pattern=r"shard_\d{5,}\.parquet",
+            beside="metadata.json",
+            complete=f"{_HERE}.bionemo_shards:require_all",
+        ),
+        Format(
+            "llamascopium",
+            (),
+            f"{_HERE}.safetensors_file:open_safetensors",
+            pattern=r"(shard-\d+-)?chunk-\d+\.safetensors",
+            mask_array="mask",
+        ),
     )
 }
 # what a stopped run may leave: unfinished work, and a store that was replaced
@@ -67,7 +115,11 @@ def format_of(path: str) -> str | None:
     """Return the name of the format of a file or folder; None if unknown."""
     if is_remote(path) or any(os.path.exists(os.path.join(path, f)) for f in _ZARR_FILES):
         return "zarr"
-    return _by_extension(path)
+    return _by_layout(path) or _by_extension(path)
+
+
+def _by_layout(path: str) -> str | None:
+    return next((f.name for f in FORMATS.values() if f.knows(path)), None)
 
 
 def _by_extension(path: str) -> str | None:
@@ -75,16 +127,28 @@ def _by_extension(path: str) -> str | None:
     return next((f.name for f in FORMATS.values() if lower.endswith(f.extensions)), None)
 
 
+def name_of(source: PathLike | Sequence[PathLike]) -> str:
+    """Return a source as messages name it.
+
+    >>> name_of("acts.npy"), name_of(["shards/a_0.npy", "shards/a_1.npy"])
+    ('acts.npy', 'shards/a_0.npy and 1 more')
+    """
+    if isinstance(source, str | os.PathLike):
+        return normalise(source)
+    more = f" and {len(source) - 1} more" if len(source) > 1 else ""
+    return normalise(source[0]) + more
+
+
 def find_files(
-    source: PathLike, format: str | None = None, exclude: PathLike | None = None
+    source: PathLike | Sequence[PathLike], format: str | None = None, exclude: PathLike | None = None
 ) -> list[tuple[str, str]]:
     """List the files of a source, in natural order, each with its format.
 
     Parameters
     ----------
-    source : path or glob pattern
-        A file, a folder (Zarr, a saved Hugging Face dataset or a folder of shards of one, or files of one
-        format), a pattern such as ``acts_*.npy``, or the URL of a Zarr store.
+    source : path, glob pattern, or several
+        A file, a folder (Zarr, a saved Hugging Face dataset or a folder of shards of one, shards of saev, BioNeMo
+        or Llamascopium, or files of one format), a pattern such as ``acts_*.npy``, or the URL of a Zarr store.
     format : str, optional
         Name of the format when the file name does not show it; one of `FORMATS`.
     exclude : path, optional
@@ -97,6 +161,9 @@ def find_files(
     """
     if format is not None and format not in FORMATS:
         raise InputError(f"format={format!r} is not known; use one of {', '.join(FORMATS)}")
+    if not isinstance(source, str | os.PathLike):
+        one_each = sorted(dict.fromkeys(normalise(path) for path in source), key=natural_key)
+        return [found for path in one_each for found in find_files(path, format, exclude)]
     text = normalise(source)
     if is_remote(text) and (format or _by_extension(text.partition("?")[0]) or "zarr") != "zarr":
         raise InputError(f"{text}: only Zarr stores are read from a URL; download this file, then import the copy")
@@ -147,6 +214,9 @@ def _expand_folder(folder: str, exclude: str | None) -> list[str]:
     shards = [n for n in names if os.path.isfile(os.path.join(folder, n, "state.json"))]
     if shards:
         return [path for shard in shards for path in _dataset_files(os.path.join(folder, shard))]
+    laid_out = _laid_out(folder, names)
+    if laid_out:
+        return laid_out
     known = [os.path.join(folder, n) for n in names if format_of(os.path.join(folder, n)) is not None]
     formats = sorted({str(format_of(path)) for path in known})
     if not known:
@@ -158,6 +228,39 @@ def _expand_folder(folder: str, exclude: str | None) -> list[str]:
             f"give a pattern such as '{folder}/*{example}'"
         )
     return known
+
+
+def _laid_out(folder: str, names: list[str]) -> list[str]:
+    """Return the files of a folder that a tool has laid out, without what lies beside them; else nothing.
+
+    A folder of such folders, as Llamascopium writes one for each hook, is one of them if it has only one.
+    """
+    found = {name: layout for name in names if (layout := _by_layout(os.path.join(folder, name)))}
+    if found:
+        layout = next(iter(found.values()))
+        paths = [os.path.join(folder, name) for name in found if found[name] == layout]
+        if FORMATS[layout].complete:
+            _load(FORMATS[layout].complete)(paths)
+        return paths
+    inner = {name: os.path.join(folder, name) for name in names if os.path.isdir(os.path.join(folder, name))}
+    hooks = [
+        name for name, path in inner.items() if any(_by_layout(os.path.join(path, n)) for n in os.listdir(path))
+    ]
+    if len(hooks) > 1:
+        raise InputError(f"{folder} holds {listed(hooks)}; give one of them: {inner[hooks[0]]}")
+    return _laid_out(inner[hooks[0]], sorted(os.listdir(inner[hooks[0]]), key=natural_key)) if hooks else []
+
+
+def natural_mask(files: list[tuple[str, str]]) -> str | None:
+    """Return the array that says which rows of files count, by their layout; None if there is none."""
+    name = FORMATS[files[0][1]].mask_array if files else ""
+    if not name:
+        return None
+    file = open_file(*files[0])
+    try:
+        return name if name in file.arrays else None
+    finally:
+        file.close()
 
 
 def _ask_for_split(folder: str) -> NoReturn:
@@ -199,6 +302,16 @@ def open_file(path: str, format: str, hints: Hints | None = None) -> SourceFile:
     """Open one file of a known format."""
     if not is_remote(path) and not os.path.isdir(path) and os.path.getsize(path) == 0:
         raise StoreError(f"{path} is empty: 0 bytes")
-    module, function = FORMATS[format].opener.split(":")
-    opened: SourceFile = getattr(importlib.import_module(module), function)(path, hints or Hints())
-    return opened
+    given = hints or Hints()
+    opened: SourceFile = _load(FORMATS[format].opener)(path, given)
+    try:
+        return with_layer(opened, given.layer)
+    except InputError:
+        opened.close()
+        raise
+
+
+def _load(entry: str) -> Callable[..., Any]:
+    module, function = entry.split(":")
+    loaded: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return loaded

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import io
 import zlib
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,10 @@ from dbksvd_dask.errors import InputError
 from dbksvd_dask.importers.base import Hints
 from dbksvd_dask.importers.collection import Collection
 from dbksvd_dask.importers.numpy_files import open_npy
+from dbksvd_dask.importers.registry import find_files, natural_mask
 from dbksvd_dask.importers.values import exact_median, nonfinite_rows, row_norms
 from dbksvd_dask.store import atomic, paths
+from dbksvd_dask.store.paths import PathLike
 
 Mask = npt.NDArray[np.bool_]
 
@@ -65,6 +67,29 @@ class Rules:
     def reads_rows(self) -> bool:
         """Return whether a rule depends on the values of rows."""
         return self.drop_outliers is not None or self.nonfinite == "drop"
+
+
+def with_mask_of_layout(
+    rules: Rules, source: PathLike | Sequence[PathLike], format: str | None, exclude: str, link: bool
+) -> Rules:
+    """Add the mask that files of a known layout have, unless another one is given.
+
+    Parameters
+    ----------
+    rules : Rules
+    source, format, exclude
+        As of `find_files`.
+    link : bool
+        Whether rows are to be linked, which leaves none out.
+    """
+    files = [] if rules.mask_array or rules.mask else find_files(source, format, exclude)
+    mask = natural_mask(files)
+    if mask is not None and link:
+        raise InputError(
+            f"`{mask}` of {files[0][0]} says which rows count, and a linked store has all rows of its files; "
+            "leave out link=True to write a copy, or give format='safetensors' to link all rows"
+        )
+    return rules if mask is None else replace(rules, mask_array=mask)
 
 
 class Selection:

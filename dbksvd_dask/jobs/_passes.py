@@ -6,21 +6,18 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dbksvd_dask.errors import StoreError
 from dbksvd_dask.plan.shuffle import MIN_BLOCK_BYTES, ShufflePlan, fits_one_pass
-from dbksvd_dask.store import _system, atomic, paths
-from dbksvd_dask.store.checksums import bytes_of, crc32c
+from dbksvd_dask.store import atomic, paths
+from dbksvd_dask.store._system import can_release
 from dbksvd_dask.store.paths import PathLike
 from dbksvd_dask.store.picker import RowPicker, can_pick, memory_for_files
 from dbksvd_dask.store.reader import RowReader
-
-# rows are gathered and written this many bytes at a time, so that the gathered copy stays in the cache
-SLAB_BYTES = 1 << 22
 
 
 def scratch_folder(path: str, scratch: PathLike | None) -> str:
@@ -32,26 +29,15 @@ def scratch_folder(path: str, scratch: PathLike | None) -> str:
     return os.path.join(home, f"dbksvd-shuffle-{hashlib.sha256(path.encode()).hexdigest()[:16]}")
 
 
-def write_permuted(path: str, rows: npt.NDArray[Any], order: npt.NDArray[np.int64]) -> int:
-    """Write rows in another order; return the CRC-32C of what was written."""
-    step = max(1, SLAB_BYTES // max(1, rows.shape[1] * rows.dtype.itemsize))
-    slab = np.empty((min(step, len(rows)), rows.shape[1]), rows.dtype)
-    crc = 0
-    with open(path, "wb", buffering=0) as file:
-        for start in range(0, len(rows), step):
-            part = order[start : start + step]
-            np.take(rows, part, axis=0, out=slab[: len(part)], mode="clip")
-            crc = crc32c(slab[: len(part)], crc)
-            atomic.write_all(file, bytes_of(slab[: len(part)]))
-    return crc
-
-
-def read_at(path: str, offset: int, target: npt.NDArray[Any]) -> None:
-    """Fill a C-contiguous array with the bytes of a file, starting at `offset`."""
-    with open(path, "rb", buffering=0) as file:
-        n = _system.read_at(file.fileno(), bytes_of(target), offset)
-    if n < target.nbytes:
-        raise StoreError(f"{path} ended at byte {offset + n}; delete the scratch folder and run again")
+def can_shrink(scratch: str) -> bool:
+    """Return whether scratch files can give room back before they are removed."""
+    folder = Path(scratch).absolute()
+    while not folder.is_dir():
+        folder = folder.parent
+    try:
+        return can_release(str(folder))
+    except OSError:
+        return False
 
 
 # ---------------------------------------------------------------------------------------------- one pass

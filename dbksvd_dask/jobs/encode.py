@@ -24,6 +24,7 @@ from dbksvd_dask.plan.device import Placement
 from dbksvd_dask.plan.encoder import EncodeSpec
 from dbksvd_dask.plan.params import DEVICES, check_choice, check_integer
 from dbksvd_dask.plan.units import code_chunk_rows
+from dbksvd_dask.progress import with_view
 from dbksvd_dask.store import atomic, paths
 from dbksvd_dask.store.activations import open_rows
 from dbksvd_dask.store.codes import CODES_FORMAT, COEFFICIENT_DTYPES, codes_attributes
@@ -310,6 +311,7 @@ def encode_store(
     callbacks: Iterable[events.Callback] = (),
     device: str = "auto",
     gram: str | None = None,
+    verbose: bool | None = None,
 ) -> EncodeResult:
     """Encode a whole activation store with a dictionary, to a codes store.
 
@@ -339,6 +341,8 @@ def encode_store(
         Called with each `JobProgress` event.
     device : {"auto", "cpu", "gpu"}
         Where the products and the pursuit run.
+    verbose : bool, optional
+        Show live progress or nothing; default: in a notebook only.
 
     Returns
     -------
@@ -366,7 +370,7 @@ def encode_store(
         coefficient_dtype=coefficient_dtype,
         n_top=n_top,
         force=force,
-        callbacks=callbacks,
+        callbacks=with_view(callbacks, verbose),
         device=device,
         **params,
     )

@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from dbksvd_dask.plan.memory import BASE_BYTES, tile_bytes
+from dbksvd_dask.plan.memory import BASE_BYTES, gram_bytes, tile_bytes
 from dbksvd_dask.plan.screening import n_passes
 from dbksvd_dask.store.paths import PathLike
 
@@ -106,8 +107,10 @@ def encode_memory(sizes: EncodeSizes, threads: int) -> int:
     task += 2 * s.block_rows * s.n_features * s.itemsize  # a block and its residual
     task += tile_bytes(s.n_features, s.n_atoms, s.itemsize, s.gram)  # the products of a tile
     task += s.unit_bytes + s.n_atoms * (s.n_top * 12 + 40)  # codes and sums of a unit
-    shared = s.n_atoms * (s.n_atoms * s.gram + s.n_features) * s.itemsize  # gram and dictionary
-    return BASE_BYTES + shared + threads * task
+    assembled = gram_bytes(s.n_atoms, s.itemsize) if s.gram else 0
+    held = s.n_atoms * s.n_atoms * s.itemsize * s.gram
+    # the tiles of a gram are gone when the first block is encoded
+    return BASE_BYTES + s.n_atoms * s.n_features * s.itemsize + max(assembled, held + threads * task)
 
 
 class FitWork(NamedTuple):
@@ -157,10 +160,84 @@ def fit_seconds(work: FitWork, reader: Any, dtype: Any) -> float:
     return ITERATION_RATIO * work.flops / speed + work.read_bytes / read_speed(reader)
 
 
+class Workers(NamedTuple):
+    """Worker processes of a cluster, and threads of each."""
+
+    processes: int
+    threads: int
+
+
+# What is assumed of a cluster, as in docs/scaling.md: bytes per second of a worker's network, seconds from the end
+# of a task to the start of one that waited for it elsewhere, and seconds of the scheduler per task.
+NETWORK_SPEED, HOP_SECONDS, TASK_SECONDS = 1.0e9, 0.01, 0.0005
+ASSUMED = (
+    "cores as fast as those of this machine, 1 GB/s per worker, 10 ms per hop, 0.5 ms of the scheduler per task"
+)
+
+
+class BatchShape(NamedTuple):
+    """What decides how a batch is spread over workers."""
+
+    n_chunks: int
+    n_rounds: int
+    lanczos_steps: int
+    atom_bytes: int  # of one atom
+
+
+def moved_bytes(work: FitWork, batch: BatchShape, workers: Workers) -> int:
+    """Return the bytes that each worker receives in one batch: dictionary, gram, sums and new atoms.
+
+    Examples
+    --------
+    >>> work, batch = FitWork(768, 4096, 1, 65536, 0, 0, 2), BatchShape(8, 8, 2, 3072)
+    >>> moved_bytes(work, batch, Workers(4, 2)), moved_bytes(work, batch, Workers(1, 8))
+    (96468992, 0)
+    """
+    if min(workers.processes, batch.n_chunks) == 1:
+        return 0
+    gram = work.n_atoms**2 * batch.atom_bytes // work.n_features // 2 if work.gram else 0
+    return (1 + 2 * batch.lanczos_steps) * work.n_atoms * batch.atom_bytes + gram
+
+
+def cluster_seconds(
+    work: FitWork, batch: BatchShape, workers: Workers, core_speed: float, read_speed: float
+) -> dict[str, float]:
+    """Estimate the seconds of a fit on a cluster, by what they are spent on; see docs/scaling.md.
+
+    Parameters
+    ----------
+    core_speed : float
+        Operations per second of one core.
+    read_speed : float
+        Bytes per second that one worker reads.
+
+    Examples
+    --------
+    >>> work = FitWork(768, 4096, 10, 655_360, 0, 0, 2)
+    >>> spent = cluster_seconds(work, BatchShape(8, 8, 2, 3072), Workers(4, 2), 5e10, 1e9)
+    >>> {name: round(seconds, 1) for name, seconds in spent.items()}
+    {'compute': 21.9, 'read': 0.3, 'network': 1.0, 'wait': 7.4, 'scheduler': 1.8}
+    """
+    processes = min(workers.processes, batch.n_chunks)
+    slots = min(batch.n_chunks, workers.processes * workers.threads)
+    idle = -(-batch.n_chunks // slots) * slots / batch.n_chunks  # threads without a chunk in the last turn
+    depth = (processes - 1).bit_length()
+    hop = HOP_SECONDS + work.n_atoms * batch.atom_bytes / batch.n_rounds / NETWORK_SPEED
+    tasks = batch.n_chunks * (4 + batch.n_rounds * (2 * batch.lanczos_steps + 1))
+    return {
+        "compute": ITERATION_RATIO * work.flops / (core_speed * slots) * idle,
+        "read": work.read_bytes / (read_speed * processes),
+        "network": work.n_iter * moved_bytes(work, batch, workers) / NETWORK_SPEED,
+        # a sum goes up the tree of workers, the result down again
+        "wait": work.n_iter * batch.n_rounds * batch.lanczos_steps * 2 * depth * hop,
+        "scheduler": work.n_iter * tasks * TASK_SECONDS,
+    }
+
+
 # ---------------------------------------------------------------------------------------------- jobs
 
 
-def estimate_import(source: PathLike, path: PathLike, **options: Any) -> dict[str, Any]:
+def estimate_import(source: PathLike | Sequence[PathLike], path: PathLike, **options: Any) -> dict[str, Any]:
     """Estimate what an import will take.
 
     Parameters
@@ -297,7 +374,8 @@ def estimate_encode(
         "atoms": plan.n_atoms,
         **plan.params,
         "passes": 1,
-        "gram": gram,
+        "gram_bytes": gram * plan.n_atoms**2 * atoms.itemsize,
+        "products_per_sample": passes,
         "units": len(units),
         "read_bytes": read_bytes,
         "written_bytes": plan.nbytes(rows),

@@ -17,9 +17,11 @@ from dbksvd_dask._safe_text import redacted
 from dbksvd_dask.errors import InputError, MismatchError, StoreError
 from dbksvd_dask.evaluate.mixing import BatchMeans, MixingSample, batch_rows, choose_columns
 from dbksvd_dask.events import Callback, JobProgress, emit
-from dbksvd_dask.jobs._passes import ChunkPicker, may_pick, read_at, scratch_folder, write_permuted
+from dbksvd_dask.jobs._passes import ChunkPicker, can_shrink, may_pick, scratch_folder
+from dbksvd_dask.jobs._segments import Segments
 from dbksvd_dask.jobs.base import Buffers, begin_or_go_on, run_bounded, storing_threads
 from dbksvd_dask.plan.shuffle import plan_shuffle
+from dbksvd_dask.progress import with_view
 from dbksvd_dask.store import atomic, paths
 from dbksvd_dask.store.activations import (
     ActivationWriter,
@@ -29,11 +31,10 @@ from dbksvd_dask.store.activations import (
     open_aligned,
     open_rows,
 )
-from dbksvd_dask.store.checksums import file_crc
 from dbksvd_dask.store.chunk_file import Stream, piece_rows
 from dbksvd_dask.store.dtypes import BFLOAT16, widen_bfloat16
 from dbksvd_dask.store.lock import Lock, hold
-from dbksvd_dask.store.partial import tidy
+from dbksvd_dask.store.partial import PARTS, tidy
 from dbksvd_dask.store.paths import PathLike
 from dbksvd_dask.store.picker import in_file_cache
 from dbksvd_dask.store.reader import aligned_names
@@ -45,6 +46,8 @@ else:
     zarr = late("zarr")
 
 MAIN = "activations"
+# blocks that are on the disk twice while scratch files shrink: those in memory, and one for the rounding to blocks
+IN_BOTH = 4
 
 T = TypeVar("T")
 Arrays = dict[str, npt.NDArray[Any]]
@@ -124,13 +127,16 @@ class ShuffleJob:
         self.plan = plan_shuffle(self.reader.n_samples, row_bytes, rows, seed, block_bytes)
         self.counts = self.plan.counts()
         self.scratch = scratch_folder(self.path, scratch)
+        self._segments = Segments(self.scratch, self.counts, self.readers)
         self._blocks = atomic.Ledger(self.scratch, "block", durable=False)
         self._means = atomic.Ledger(self.scratch, "means", durable=False)
         self._columns = choose_columns(self.reader.n_features)
         self._batch_rows = batch_rows(self.reader.n_samples, rows)
         self._buffers = Buffers()
         self.one_pass = False
+        # blocks whose segments are there for all of these buckets
         self._laid: set[int] = set()
+        self._laid_for: set[int] = set()
         self._writer: ActivationWriter | None = None
 
     # -- init ----------------------------------------
@@ -148,19 +154,36 @@ class ShuffleJob:
                 )
             paths.remove(self.scratch)
         self.one_pass = self.fits_one_pass()
-        self._recheck_blocks()
-        row_bytes, scratch = self.nbytes // self.plan.n_samples, self._scratch_needed()
-        atomic.require_space(self.scratch, scratch)
-        if self.compressor is None:
-            beside = 0 if os.path.dirname(self.scratch) != os.path.dirname(self.path) else scratch
-            require_room(self.path, self.plan.n_samples, self.plan.chunk_rows, row_bytes, beside)
+        done = set(atomic.Ledger(paths.join(atomic.aside(self.path), PARTS), "chunk").parts())
+        self._recheck_blocks(self._buckets_of(set(range(self.plan.n_chunks)) - done))
+        self._require_room()
         with atomic.explain_full_disk(self.scratch):
             os.makedirs(self.scratch, exist_ok=True)
             atomic.write_sealed(self._job_file, job)
         with atomic.explain_full_disk(atomic.aside(self.path)):
             self._writer = self._begin_store(job)
         self._recheck_means(self._writer)
+        needed = self._buckets_of(self._writer.missing())
+        if not needed <= self._laid_for:  # chunks that a power failure has lost
+            self._recheck_blocks(needed)
         return self._writer
+
+    def _buckets_of(self, chunks: Iterable[int]) -> set[int]:
+        return {self.plan.bucket_of(chunk) for chunk in chunks}
+
+    def _require_room(self) -> None:
+        """Refuse to begin what cannot fit on the disk."""
+        scratch, row_bytes = self._scratch_needed(), self.nbytes // self.plan.n_samples
+        atomic.require_space(self.scratch, scratch)
+        if self.compressor is not None:
+            return
+        if os.path.dirname(self.scratch) != os.path.dirname(self.path):
+            require_room(self.path, self.plan.n_samples, self.plan.chunk_rows, row_bytes)
+        elif not self.one_pass and can_shrink(self.scratch):
+            # scratch files shrink as the store grows; what is in memory is in both
+            atomic.require_space(self.path, scratch + min(self.nbytes, IN_BOTH * self.plan.block_rows * row_bytes))
+        else:
+            require_room(self.path, self.plan.n_samples, self.plan.chunk_rows, row_bytes, scratch)
 
     @property
     def _job_file(self) -> str:
@@ -235,23 +258,20 @@ class ShuffleJob:
             "block_rows": self.plan.block_rows,
         }
 
-    def _recheck_blocks(self) -> None:
-        """Find the blocks that were read, and those whose segments are whole: a power failure may lose some."""
-        self._laid = set()
+    def _recheck_blocks(self, buckets: set[int]) -> None:
+        """Find the blocks that were read, and those whose segments for some buckets are whole.
+
+        A power failure may lose some; those of buckets that were written are released.
+        """
+        self._laid, self._laid_for = set(), set(buckets)
         for block in self._blocks.parts():
             try:
                 mark = self._blocks.read(block)
             except StoreError:
                 self._blocks.unmark(block)
                 continue
-            if not self.one_pass and self._segments_are_whole(block, mark.get("crc32c")):
+            if not self.one_pass and self._segments.are_whole(block, mark.get("crc32c"), buckets):
                 self._laid.add(block)
-
-    def _segments_are_whole(self, block: int, crcs: dict[str, int] | None) -> bool:
-        try:
-            return crcs == {name: file_crc(self._block_file(block, name)) for name in self.readers}
-        except OSError:
-            return False
 
     def missing_blocks(self) -> list[int]:
         """Return the blocks that pass 1 still has to read."""
@@ -277,7 +297,7 @@ class ShuffleJob:
             if in_file_cache(self.reader):
                 return read
             self.one_pass = False  # the cache has lost it: picking rows from the disk would take hours
-            self._recheck_blocks()
+            self._recheck_blocks(self._laid_for)
             atomic.require_space(self.scratch, self._scratch_needed())
         return self._run_blocks("scatter", self.missing_blocks(), self._load_block, self._store_block)
 
@@ -298,9 +318,6 @@ class ShuffleJob:
         with atomic.explain_full_disk(self.scratch):
             return run_bounded(missing, load, store, on_done)
 
-    def _block_file(self, block: int, name: str) -> str:
-        return os.path.join(self.scratch, f"{block:08d}.{name}")
-
     def _load_block(self, block: int) -> Arrays:
         start, stop = self.plan.bounds(block)
         arrays = {}
@@ -311,10 +328,7 @@ class ShuffleJob:
 
     def _store_block(self, block: int, arrays: Arrays) -> None:
         order = self.plan.block_order(block)
-        crcs = {}
-        for name, rows in arrays.items():
-            with atomic.staged(self._block_file(block, name), durable=False) as scratch:
-                crcs[name] = write_permuted(str(scratch), rows, order)
+        crcs = {name: self._segments.write(block, name, rows, order) for name, rows in arrays.items()}
         sample = self._sample(len(order))
         sample.see(0, arrays[MAIN])
         self._give(arrays)
@@ -340,7 +354,9 @@ class ShuffleJob:
         """Write the missing chunks; return how many."""
         writer = self._writer or self.init()
         missing = set(writer.missing())
-        buckets = sorted({self.plan.bucket_of(chunk) for chunk in missing})
+        buckets = sorted(self._buckets_of(missing))
+        if not set(buckets) <= self._laid_for:
+            self._recheck_blocks(set(buckets))
         if buckets and self.missing_blocks():
             self.scatter()
         parts = sorted(missing) if self.one_pass else buckets
@@ -375,19 +391,19 @@ class ShuffleJob:
         def store(bucket: int, arrays: Arrays) -> None:
             self._store_bucket(bucket, arrays, missing, self.plan.bucket_order(bucket))
 
-        run_bounded(buckets, self._load_bucket, store, on_done)
+        def release(bucket: int) -> None:  # buckets come in order: all before this one are written as well
+            self._laid_for -= set(range(bucket + 1))
+            self._segments.release(bucket + 1)
+            on_done(bucket)
+
+        run_bounded(buckets, self._load_bucket, store, release)
 
     def _load_bucket(self, bucket: int) -> Arrays:
         start, stop = self.plan.bounds(bucket)
-        offsets = self.counts[:, :bucket].sum(axis=1)
         arrays = {}
         for name, reader in self.readers.items():
             rows = self._buffers.take((stop - start, reader.n_features), reader.stored)
-            row_bytes, filled = reader.n_features * reader.stored.itemsize, 0
-            for block in range(self.plan.n_blocks):
-                n = int(self.counts[block, bucket])
-                read_at(self._block_file(block, name), int(offsets[block]) * row_bytes, rows[filled : filled + n])
-                filled += n
+            self._segments.load(bucket, name, rows)
             arrays[name] = rows
         return arrays
 
@@ -475,14 +491,16 @@ def shuffle_activations(
     force: bool = False,
     verify: bool = True,
     callbacks: Iterable[Callback] = (),
+    verbose: bool | None = None,
 ) -> ShuffleResult:
     """Write the rows of a store in random order to another; aligned arrays follow.
 
     Two passes over the data: the first spreads the rows of each block over buckets in a scratch folder, the
-    second shuffles each bucket. Needs room for two further copies of the store, and memory for about three
-    blocks. A local uncompressed source that takes at most half of the free memory of the machine is read
-    once, and the rows are then picked from the file cache, in the same order: that needs room for one copy.
-    An interrupted run resumes: call it again with the same arguments. A finished one succeeds without work.
+    second shuffles each bucket. Needs room for one further copy of the store and a few blocks (for two copies
+    where the filesystem cannot release parts of a file), and memory for about three blocks. A local uncompressed
+    source that takes at most half of the free memory of the machine is read once, and the rows are then picked
+    from the file cache, in the same order: that needs room for one copy. An interrupted run resumes: call it
+    again with the same arguments. A finished one succeeds without work.
 
     Parameters
     ----------
@@ -504,6 +522,8 @@ def shuffle_activations(
         Read every chunk back after it was written and compare it.
     callbacks : iterable of callable
         Called with each `JobProgress` event.
+    verbose : bool, optional
+        Show live progress or nothing; default: in a notebook only.
 
     Returns
     -------
@@ -527,7 +547,7 @@ def shuffle_activations(
         scratch=scratch,
         force=force,
         verify=verify,
-        callbacks=callbacks,
+        callbacks=with_view(callbacks, verbose),
     )
     with hold(job.path, "a shuffle") as lock:
         if job.is_finished():

@@ -323,15 +323,27 @@ class _Settings:
             self.floor = kernel_input(float(spec.min_coefficient) * weights.threshold, D.dtype)
             self.preference = kernel_input(weights.preference, D.dtype)
 
+    def tiles(self, n: int, first: int) -> list[tuple[units.Tile, ...]]:
+        """Return the tiles of n rows, each once per group: a product with few atoms is padded to full height."""
+        n_atoms, d = self.D.shape
+        rows = units.tile_rows(n_atoms)
+        grids = [units.grid_tiles(n, first, (stop - start) * d, rows) for start, stop, _ in self.groups]
+        return list(zip(*grids, strict=True))
+
 
 def _encode_tile(
-    Y: np.ndarray, how: _Settings, tile: units.Tile, buffer: np.ndarray, atom: np.ndarray, coefficient: np.ndarray
+    Y: np.ndarray,
+    how: _Settings,
+    tiles: tuple[units.Tile, ...],
+    buffer: np.ndarray,
+    atom: np.ndarray,
+    coefficient: np.ndarray,
 ) -> None:
-    """Encode the samples of one tile."""
+    """Encode the samples of one tile, which `tiles` holds once per group."""
     D, spec = how.D, how.spec
     state, R = np.zeros(Y.shape[0], SAMPLE), np.empty_like(Y)
     begin(squared_norms(Y), state, atom, coefficient)
-    for start, stop, limit in how.groups:
+    for (start, stop, limit), tile in zip(how.groups, tiles, strict=True):
         begin_group(state, spec.k)
         passes = screening.n_passes(limit, stop - start)
         for t in range(passes):
@@ -356,10 +368,15 @@ def encode_rows(
     Y, D = kernel_input(Y), kernel_input(D)
     n = Y.shape[0]
     atom, coefficient = np.empty((n, spec.k), np.int32), np.empty((n, spec.k), Y.dtype)
-    tiles = units.grid_tiles(n, first, D.size, units.tile_rows(D.shape[0]))
-    buffer = np.empty(max((tile.height for tile in tiles), default=0) * D.shape[0], Y.dtype)
     how = _Settings(D, spec, weights)
-    for tile in tiles:
-        part = slice(tile.start, tile.stop)
-        _encode_tile(Y[part], how, tile, buffer, atom[part], coefficient[part])
+    tiles = how.tiles(n, first)
+    sizes = [
+        tile.height * (stop - start)
+        for each in tiles
+        for tile, (start, stop, _) in zip(each, how.groups, strict=True)
+    ]
+    buffer = np.empty(max(sizes, default=0), Y.dtype)
+    for each in tiles:
+        part = slice(each[0].start, each[0].stop)
+        _encode_tile(Y[part], how, each, buffer, atom[part], coefficient[part])
     return atom, coefficient

@@ -29,6 +29,7 @@ _PUBLIC = {
     "atom_logits": "dbksvd_dask.lm.logits",
     "capture_activations": "dbksvd_dask.lm.capture",
     "dictionary_reconstruction": "dbksvd_dask.lm.reconstruct",
+    "logits_content": "dbksvd_dask.lm.logits",
     "loss_recovered": "dbksvd_dask.lm.loss",
     "open_model": "dbksvd_dask.lm.model",
     "prompt_activations": "dbksvd_dask.lm.prompts",
@@ -42,6 +43,7 @@ _PUBLIC = {
 if TYPE_CHECKING:
     from dbksvd_dask.lm.capture import capture_activations as capture_activations
     from dbksvd_dask.lm.logits import atom_logits as atom_logits
+    from dbksvd_dask.lm.logits import logits_content as logits_content
     from dbksvd_dask.lm.logits import write_logits as write_logits
     from dbksvd_dask.lm.loss import loss_recovered as loss_recovered
     from dbksvd_dask.lm.model import LanguageModel as LanguageModel

@@ -21,6 +21,7 @@ from dbksvd_dask.jobs.base import begin_or_go_on
 from dbksvd_dask.lm.model import Hook, LanguageModel, check_ids, describe, open_model
 from dbksvd_dask.lm.texts import Texts, read_texts
 from dbksvd_dask.lm.windows import BATCHES_PER_BLOCK, Windows, make_windows, padded, plan_batches, plan_blocks
+from dbksvd_dask.progress import with_view
 from dbksvd_dask.store import atomic, paths
 from dbksvd_dask.store.activations import ActivationWriter, Aligned, create_activations, default_chunk_rows
 from dbksvd_dask.store.dtypes import BFLOAT16, stored_dtype
@@ -85,6 +86,7 @@ def capture_activations(
     chunk_rows: int | None = None,
     force: bool = False,
     callbacks: Iterable[Callback] = (),
+    verbose: bool | None = None,
 ) -> CaptureResult:
     """Write the activations of a language model at some hooks to stores.
 
@@ -121,6 +123,8 @@ def capture_activations(
         Replace stores of these names, and unfinished ones of another description.
     callbacks : iterable of callable
         Called with `JobProgress` events.
+    verbose : bool, optional
+        Show live progress or nothing; default: in a notebook only.
 
     Returns
     -------
@@ -140,11 +144,10 @@ def capture_activations(
     windows = make_windows(
         opened.tokenizer, given.texts, context=context, bos=bos, long=long, n_rows=n_tokens, order=order
     )
-    check_ids(opened, windows.ids)
+    check_ids(opened, windows.ids, int(windows.lengths.max(initial=0)))
     about = {"context": context, "bos": bos, "long": long, "order_seed": seed, "batch_tokens": batch_tokens}
-    job = CaptureJob(
-        opened, given, windows, paths.normalise(out), dtype, chunk_rows, about, force, tuple(callbacks)
-    )
+    seen = with_view(callbacks, verbose)
+    job = CaptureJob(opened, given, windows, paths.normalise(out), dtype, chunk_rows, about, force, seen)
     with hold(job.out, "a capture"):
         tokens = job.run(places, batch_tokens)
     seconds = time.perf_counter() - began
@@ -269,7 +272,7 @@ class CaptureJob:
         return tokens
 
     def _teller(self, before: int, began: float) -> Callable[[int], None]:
-        """Return a function that is told of rows done and emits progress; the first event comes at once."""
+        """Return a function that takes the rows done and emits progress; the first event comes at once."""
         done = 0
 
         def tell(rows: int) -> None:

@@ -129,7 +129,12 @@ def write_logits(path: str | os.PathLike[str], model: LanguageModel, dictionary:
     str
         The path.
     """
+    write_json(path, logits_content(model, dictionary, n))
+    return os.fspath(path)
+
+
+def logits_content(model: LanguageModel, dictionary: Any, n: int = 10) -> dict[str, Any]:
+    """Return what `write_logits` writes; reports and exports take it as `logits`."""
     found = atom_logits(model, dictionary, n)
     atoms = [{"atom": i, **found.of(i)} for i in range(len(found.positive))]
-    write_json(path, {"model": model.name, "n_atoms": len(atoms), "atoms": atoms})
-    return os.fspath(path)
+    return {"model": model.name, "n_atoms": len(atoms), "atoms": atoms}

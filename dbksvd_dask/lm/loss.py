@@ -31,6 +31,7 @@ from dbksvd_dask.lm.model import (
 from dbksvd_dask.lm.reconstruct import Reconstruct, open_reconstruction, require_width
 from dbksvd_dask.lm.texts import Texts, read_texts
 from dbksvd_dask.lm.windows import BATCHES_PER_BLOCK, Windows, make_windows, padded, plan_batches, plan_blocks
+from dbksvd_dask.progress import with_view
 
 # Logits computed at a time: 256 MB, a few times that with what is made of them.
 TILE_NUMBERS = 1 << 26
@@ -124,6 +125,7 @@ def loss_recovered(
     seed: int | None = None,
     batch_tokens: int = 2048,
     callbacks: Iterable[Callback] = (),
+    verbose: bool | None = None,
 ) -> LossRecovered:
     """Measure the loss of a model with reconstructed activations.
 
@@ -142,7 +144,7 @@ def loss_recovered(
         SAELens folder.
     mean : ndarray of shape (n_features,), optional
         For mean ablation; default: the mean over these texts, for which they are run twice.
-    context, bos, long, n_tokens, seed, batch_tokens, callbacks
+    context, bos, long, n_tokens, seed, batch_tokens, callbacks, verbose
         As for `capture_activations`.
 
     Returns
@@ -159,11 +161,11 @@ def loss_recovered(
     windows = make_windows(
         opened.tokenizer, given.texts, context=context, bos=bos, long=long, n_rows=n_tokens, order=order
     )
-    check_ids(opened, windows.ids)
+    check_ids(opened, windows.ids, int(windows.lengths.max(initial=0)))
     if int((windows.lengths - 1 - windows.skip).max()) < 1:
         raise InputError("no window has two tokens, so there is nothing to predict; give longer texts")
     opened.check_logits()
-    measure = Measurement(opened, windows, place, batch_tokens, tuple(callbacks))
+    measure = Measurement(opened, windows, place, batch_tokens, with_view(callbacks, verbose))
     centre = measure.mean() if mean is None else np.asarray(mean, np.float32)
     if centre.shape != (opened.n_features,):
         raise InputError(f"mean has shape {centre.shape}; it must be ({opened.n_features},), one activation")

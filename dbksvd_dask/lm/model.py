@@ -77,6 +77,16 @@ class LanguageModel:
         return self.model.get_input_embeddings().weight.device
 
     @property
+    def n_positions(self) -> int | None:
+        """Most tokens of a window, where positions are learned; None for a model without such a limit."""
+        learned = [
+            int(module.num_embeddings)
+            for name, module in self.model.named_modules()
+            if hasattr(module, "num_embeddings") and ("wpe" in name or "position" in name)
+        ]
+        return min(learned, default=None)
+
+    @property
     def n_embeddings(self) -> int:
         """Rows of the embedding: token ids are below it."""
         return int(self.model.get_input_embeddings().weight.shape[0])
@@ -328,6 +338,12 @@ def open_model(path: str | os.PathLike[str], *, dtype: str = "float32", device: 
     try:
         with _quiet():
             tokenizer = AutoTokenizer.from_pretrained(str(folder), **options)
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        raise StoreError(
+            f"{where} has no tokenizer that can be opened; save that of the model into it ({brief(error)})"
+        ) from error
+    try:
+        with _quiet():
             kind = dtype if dtype == "auto" else getattr(torch, dtype)
             model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=kind, **options)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
@@ -393,8 +409,20 @@ def _check_vocabulary(model: LanguageModel) -> None:
         )
 
 
-def check_ids(model: LanguageModel, ids: np.ndarray) -> None:
-    """Refuse token ids beyond the embedding, which would read other memory or crash."""
+def check_ids(model: LanguageModel, ids: np.ndarray, longest: int) -> None:
+    """Refuse tokens and positions beyond the embeddings, which would read other memory or crash.
+
+    Parameters
+    ----------
+    model : LanguageModel
+    ids : token ids of all windows
+    longest : tokens of the longest window
+    """
+    if model.n_positions is not None and longest > model.n_positions:
+        raise InputError(
+            f"a window of {longest} tokens is longer than the {model.n_positions} positions of {model.name}; use "
+            f"context={model.n_positions} or less"
+        )
     if ids.size and int(ids.max()) >= model.n_embeddings:
         raise InputError(
             f"token id {int(ids.max())} is beyond the {model.n_embeddings} rows of the embedding of {model.name}; "

@@ -82,5 +82,5 @@ def _windows(model: LanguageModel, prompts: Sequence[str], position: int, contex
         )
     offset = np.concatenate([[0], np.cumsum([len(ids) for ids in cut])]).astype(np.int64)
     ids = np.concatenate([np.array(one, np.int32) for one in cut]) if cut else np.empty(0, np.int32)
-    check_ids(model, ids)
+    check_ids(model, ids, int(np.diff(offset).max(initial=0)))
     return Windows(ids, offset, np.arange(len(cut), dtype=np.int32), None, None, list(prompts), 0)

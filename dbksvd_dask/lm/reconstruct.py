@@ -18,6 +18,7 @@ from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.errors import InputError, MismatchError, StoreError, brief
 from dbksvd_dask.export.foreign import load_foreign, read_safetensors
 from dbksvd_dask.export.saelens import CONFIG, PLUGIN_ARCHITECTURE, WEIGHTS
+from dbksvd_dask.graph.backend import require_gram_fits
 from dbksvd_dask.kernels.encode import encode_rows, gram_for
 from dbksvd_dask.store.runs import as_dictionary
 
@@ -40,7 +41,13 @@ class Coder:
         given = {"k": None if k == self.dictionary.params.get("k") else k}
         self.spec = self.dictionary.encode_spec(given)
         self._weights = self.dictionary.encode_weights(given)
-        self._gram = gram_for(self.dictionary.atoms, self.spec)
+        self._gram = self._compute_gram()
+
+    def _compute_gram(self) -> Rows | None:
+        D = self.dictionary.atoms
+        if self.spec.uses_gram(D.shape[0]):
+            require_gram_fits(D.shape[0], D.dtype.itemsize, self.spec.encoder)
+        return gram_for(D, self.spec)
 
     @property
     def n_features(self) -> int:
@@ -101,11 +108,14 @@ class SparseAutoencoder:
         """Width of its rows."""
         return int(self.tensors["W_dec"].shape[1])
 
+    def latents(self, rows: Rows) -> Rows:
+        """Return the latents of rows (n, n_features): (n, n_latents), zero where inactive."""
+        x = rows - self.tensors["b_dec"] if self.config.get("apply_b_dec_to_input", True) else rows
+        return _LATENTS[self.architecture](self, x.astype(np.float32))
+
     def __call__(self, rows: Rows) -> Rows:
         """Return the reconstruction of rows (n, n_features)."""
-        t = self.tensors
-        x = rows - t["b_dec"] if self.config.get("apply_b_dec_to_input", True) else rows
-        out: Rows = _LATENTS[self.architecture](self, x.astype(np.float32)) @ t["W_dec"] + t["b_dec"]
+        out: Rows = self.latents(rows) @ self.tensors["W_dec"] + self.tensors["b_dec"]
         return out
 
     def standard(self, x: Rows) -> Rows:

@@ -56,7 +56,7 @@ def text_activations(
         raise InputError(
             f"the tokenizer of {model.name} does not say which characters a token covers; use a fast one"
         )
-    check_ids(model, windows.ids)
+    check_ids(model, windows.ids, int(windows.lengths.max(initial=0)))
     ids, mask = padded(windows, [0], model.pad_id)
     hidden = model.activations(torch.from_numpy(ids), torch.from_numpy(mask), [place])[place]
     beside = windows.beside(0, 1, None)

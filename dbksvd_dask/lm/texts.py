@@ -97,6 +97,8 @@ def read_texts(
     if labels and len(labels) != len(texts):
         raise InputError(f"{source}: {len(labels)} of {len(texts)} texts have a label; all must have one, or none")
     name = os.path.basename(os.fspath(source))
+    if label is not None and texts and not labels:
+        raise InputError(f"{source} is plain text, without labels; label={label!r} is for the columns of a table")
     if not labels:
         return Texts(texts, source=name)
     names, number = np.unique([str(one) for one in labels], return_inverse=True)

@@ -1,8 +1,8 @@
 """Integers in, integers out: what a chunk needs of a device's memory, and what fits into it.
 
 When a batch does not fit, the plan gives up three things, in this order: large chunks, residuals that stay on the
-device between tasks, and the pursuit on the device (which needs the gram there). The plan depends on the size of
-the card alone, so the same fit on the same kind of card is cut in the same way.
+device between tasks, and the pursuit on the device (which needs the gram there, if there is one). The plan
+depends on the size of the card alone, so the same fit on the same kind of card is cut in the same way.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import NamedTuple
 from dbksvd_dask._words import format_bytes
 from dbksvd_dask.errors import MemoryPlanError
 from dbksvd_dask.plan.encoders import ENCODERS
+from dbksvd_dask.plan.screening import n_candidates, uses_gram
 from dbksvd_dask.plan.units import TILE_ROWS
 
 # Products per matrix product on the device: enough rows to keep every multiprocessor busy, little memory.
@@ -60,6 +61,7 @@ class Sizes(NamedTuple):
     n_rounds: int = 8
     lanczos_steps: int = 2
     itemsize: int = 4
+    groups: tuple[int, ...] = ()  # sizes of the groups of a training batch; empty for one
 
 
 class DevicePlan(NamedTuple):
@@ -79,6 +81,37 @@ def product_tile_rows(n_rows: int, n_atoms: int, itemsize: int) -> int:
     return min(n_rows, max(64, TILE_BYTES // (n_atoms * itemsize)))
 
 
+def screened_tile_rows(n_rows: int, n_atoms: int, itemsize: int) -> int:
+    """Rows per matrix product of a pursuit without a gram, which needs scratch for each row.
+
+    >>> screened_tile_rows(65536, 65536, 4), screened_tile_rows(65536, 1000, 4)
+    (512, 4096)
+    """
+    return min(product_tile_rows(n_rows, n_atoms, itemsize), 4096)
+
+
+def gram_entries(sizes: Sizes, encoder: str, gram: str) -> int:
+    """Numbers in the grams that a device holds at once: of all groups, or of the whole dictionary.
+
+    >>> sizes = Sizes(65536, 8192, 768, 32768, 32, groups=(16384, 16384))
+    >>> gram_entries(sizes, "mp", "auto") == 2 * 16384**2, gram_entries(sizes, "mp", "never")
+    (True, 0)
+    """
+    groups = sum(m * m for m in sizes.groups if uses_gram(gram, encoder, m))
+    return max(groups, sizes.n_atoms**2 if uses_gram(gram, encoder, sizes.n_atoms) else 0)
+
+
+def scratch_bytes(sizes: Sizes, n_rows: int) -> int:
+    """Bytes of a pursuit without a gram besides the products of a tile: residuals, candidates, a gram per support.
+
+    >>> scratch_bytes(Sizes(65536, 8192, 640, 65536, 32), 8192) // 2**10
+    4244
+    """
+    tile = screened_tile_rows(n_rows, sizes.n_atoms, sizes.itemsize)
+    candidates = (sizes.k + n_candidates(sizes.k)) * (4 + sizes.itemsize)
+    return tile * (sizes.n_features * sizes.itemsize + candidates + sizes.k**2 * sizes.itemsize + 40)
+
+
 def state_bytes(sizes: Sizes, n_rows: int) -> int:
     """Bytes of the state of `n_rows` samples between tasks: residual, codes and the two groupings of the nonzeros.
 
@@ -89,16 +122,20 @@ def state_bytes(sizes: Sizes, n_rows: int) -> int:
     return n_rows * (sizes.n_features * sizes.itemsize + sizes.k * per_nonzero + 4 * sizes.n_rounds)
 
 
-def fixed_bytes(sizes: Sizes, gram_on_device: bool) -> int:
-    """Bytes that do not depend on the samples: dictionary, gram, partial sums and Lanczos vectors of a round.
+def fixed_bytes(sizes: Sizes, entries: int) -> int:
+    """Bytes that do not depend on the samples: dictionary, grams, partial sums and Lanczos vectors of a round.
 
-    >>> fixed_bytes(Sizes(65536, 8192, 2304, 4096, 20), True) // 2**20
+    Parameters
+    ----------
+    entries : numbers in the grams on the device
+
+    >>> fixed_bytes(Sizes(65536, 8192, 2304, 4096, 20), 4096**2) // 2**20
     154
     """
     dictionary = sizes.n_atoms * sizes.n_features * sizes.itemsize
     round_atoms = -(-sizes.n_atoms // sizes.n_rounds)
     vectors = (_PARTIAL_SUMS + sizes.lanczos_steps + 2) * round_atoms * sizes.n_features * sizes.itemsize
-    return dictionary + vectors + (sizes.n_atoms**2 * sizes.itemsize if gram_on_device else 0)
+    return dictionary + vectors + entries * sizes.itemsize
 
 
 def chunk_bytes(sizes: Sizes, n_rows: int, gram_on_device: bool) -> int:
@@ -121,18 +158,21 @@ def chunk_bytes(sizes: Sizes, n_rows: int, gram_on_device: bool) -> int:
     return state_bytes(sizes, n_rows) + samples + tile * sizes.n_atoms * sizes.itemsize + sums + keys + refit
 
 
-def peak_bytes(sizes: Sizes, chunk_size: int, placement: Placement, in_flight: int) -> int:
+def peak_bytes(
+    sizes: Sizes, chunk_size: int, placement: Placement, in_flight: int, encoder: str = "mp", gram: str = "auto"
+) -> int:
     """Planned peak of a batch on the device, with at most `in_flight` chunks being encoded at once."""
     rows = min(chunk_size, sizes.n_rows)
     at_once = min(in_flight, -(-sizes.n_rows // rows))
     # parked states leave their codes and groupings behind; only the residual goes to the host
     kept = sizes if placement.resident else sizes._replace(n_features=0)
     states = state_bytes(kept, sizes.n_rows)
-    fixed = fixed_bytes(sizes, placement.gram_on_device)
-    return fixed + states + at_once * chunk_bytes(sizes, rows, placement.gram_on_device)
+    fixed = fixed_bytes(sizes, gram_entries(sizes, encoder, gram) if placement.gram_on_device else 0)
+    scratch = 0 if uses_gram(gram, encoder, sizes.n_atoms) else scratch_bytes(sizes, rows)
+    return fixed + states + at_once * (chunk_bytes(sizes, rows, placement.gram_on_device) + scratch)
 
 
-def plan_device(sizes: Sizes, budget: int, encoder: str, n_threads: int) -> DevicePlan:
+def plan_device(sizes: Sizes, budget: int, encoder: str, n_threads: int, gram: str = "auto") -> DevicePlan:
     """Cut a batch so that it fits into `budget` bytes of a device.
 
     Parameters
@@ -141,6 +181,7 @@ def plan_device(sizes: Sizes, budget: int, encoder: str, n_threads: int) -> Devi
     budget : bytes, see `gpu.device.budget`
     encoder : one of `plan.encoders.ENCODERS`; those without a CUDA kernel run on the host
     n_threads : tasks at a time per process, all of which may hold a chunk while the host pursues
+    gram : one of `plan.screening.GRAMS`; a pursuit without a gram always runs on the device
 
     Examples
     --------
@@ -152,21 +193,26 @@ def plan_device(sizes: Sizes, budget: int, encoder: str, n_threads: int) -> Devi
     >>> plan_device(Sizes(1048576, 8192, 2304, 4096, 20), t4, "mp", 96)[:2]
     (Placement(device='gpu', gram_on_device=True, resident=True), 8192)
 
-    A card of 2 GB, and one that cannot hold the gram of 65,536 atoms:
+    A card of 2 GB, one that cannot hold the gram of 65,536 atoms, and the same atoms without a gram:
 
     >>> plan_device(Sizes(1048576, 8192, 2304, 4096, 20), 3 << 29, "mp", 8)[:2]
     (Placement(device='gpu', gram_on_device=True, resident=False), 8192)
-    >>> plan_device(Sizes(65536, 8192, 768, 65536, 32), t4, "mp", 8)[:2]
+    >>> plan_device(Sizes(65536, 8192, 768, 65536, 32), t4, "mp", 8, "always")[:2]
     (Placement(device='gpu', gram_on_device=False, resident=True), 8192)
+    >>> plan_device(Sizes(65536, 8192, 768, 65536, 32), t4, "mp", 8)[:2]
+    (Placement(device='gpu', gram_on_device=True, resident=True), 8192)
     """
     smallest = 0
-    for gram_on_device in (True, False) if ENCODERS[encoder].on_device else (False,):
+    places: tuple[bool, ...] = (True, False) if ENCODERS[encoder].on_device else (False,)
+    if not uses_gram(gram, encoder, sizes.n_atoms):
+        places = (True,)
+    for gram_on_device in places:
         in_flight = 1 if gram_on_device else max(1, n_threads)
         for resident in (True, False):
             placement = Placement("gpu", gram_on_device, resident)
             chunk_size = min(sizes.chunk_size, sizes.n_rows)
             fewest = _RESIDENT_CHUNK_ROWS if resident else MIN_CHUNK_ROWS
-            while (smallest := peak_bytes(sizes, chunk_size, placement, in_flight)) > budget:
+            while (smallest := peak_bytes(sizes, chunk_size, placement, in_flight, encoder, gram)) > budget:
                 if chunk_size // 2 < fewest:
                     break
                 chunk_size //= 2

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from dbksvd_dask._words import format_bytes
 from dbksvd_dask.errors import MemoryPlanError
+from dbksvd_dask.plan.encoders import ENCODERS, able
 from dbksvd_dask.plan.screening import uses_gram
 from dbksvd_dask.plan.units import part_rows, tile_rows
 
@@ -24,6 +25,8 @@ GRAM_BLOCK = 960
 _DICTIONARIES = 6
 # What the allocator holds between arrays that come and go.
 _SLACK = 1.1
+# Most of the memory of a process that a gram may take; dictionary, samples and libraries need the rest.
+_GRAM_SHARE = 0.8
 
 
 class FitSizes(NamedTuple):
@@ -118,13 +121,23 @@ def _encoding_bytes(sizes: FitSizes, n: int) -> int:
     return rows * (2 * sizes.read_itemsize + sizes.itemsize) + tile + n * 16
 
 
+def gram_bytes(n_atoms: int, itemsize: int) -> int:
+    """Bytes of a gram while it is assembled from the tiles of its upper triangle.
+
+    >>> gram_bytes(16384, 4), gram_bytes(65536, 4)
+    (1642070016, 25895632896)
+    """
+    tiles = (n_atoms * n_atoms + n_atoms * min(n_atoms, GRAM_BLOCK)) // 2
+    return (n_atoms * n_atoms + tiles) * itemsize
+
+
 def _gram_bytes(sizes: FitSizes) -> int:
-    """Grams of all groups, or the gram and the tiles of its upper triangle, whichever is more."""
-    out = 0
-    for m in sizes.groups or (sizes.n_atoms,):
-        tiles = (m * m + m * min(m, GRAM_BLOCK)) // 2
-        out += (m * m + tiles) * sizes.itemsize if _uses_gram(sizes, m) else 0
-    return out
+    """Bytes of the grams of a batch or, if more, of the gram of the whole dictionary, which held-out rows need."""
+    groups = sum(gram_bytes(m, sizes.itemsize) for m in sizes.groups if _uses_gram(sizes, m))
+    if sizes.groups and not sizes.validation:
+        return groups
+    whole = gram_bytes(sizes.n_atoms, sizes.itemsize) if _uses_gram(sizes, sizes.n_atoms) else 0
+    return max(groups, whole)
 
 
 def plan_fit(sizes: FitSizes, workers: int = 1, threads: int = 1, together: bool = False) -> MemoryPlan:
@@ -203,11 +216,52 @@ def check_limit(
     plan = plan_fit(sizes, workers, threads, together)
     if plan.total <= limit:
         return plan
-    fits = largest_batch(sizes, limit, workers, threads, together)
-    advice = f"batch_size={fits} would fit" if fits else "use a smaller chunk_size, fewer threads or fewer atoms"
+    advice = _advice(sizes, limit, workers, threads, together)
     raise MemoryPlanError(
         f"this fit is planned to take {plan.describe()} in each of {workers} worker process"
         f"{'es' * (workers > 1)}, more than memory_limit={format_bytes(limit)}; {advice}"
+    )
+
+
+def _advice(sizes: FitSizes, limit: int, workers: int, threads: int, together: bool) -> str:
+    """Say what would bring a fit within `limit` bytes."""
+    if fits := largest_batch(sizes, limit, workers, threads, together):
+        return f"batch_size={fits} would fit"
+    without = sizes._replace(encoder="mp", gram="never")
+    if fits := largest_batch(without, limit, workers, threads, together):
+        smaller = f" with batch_size={fits}" if fits < sizes.batch_size else ""
+        return f"{_without_gram(sizes.encoder)}{smaller} would fit"
+    return "use a smaller chunk_size, fewer threads or fewer atoms"
+
+
+def _without_gram(encoder: str) -> str:
+    """Parameters that do without a gram."""
+    return "gram='never'" if ENCODERS[encoder].screened else f"{able('screened')} with gram='never'"
+
+
+def check_gram(n_atoms: int, itemsize: int, encoder: str, available: int) -> None:
+    """Refuse a dictionary whose gram exceeds four fifths of the memory of a process.
+
+    Parameters
+    ----------
+    available : bytes that a process may use
+
+    >>> check_gram(65536, 4, "omp", 16 << 30)
+    Traceback (most recent call last):
+    dbksvd_dask.errors.MemoryPlanError: encoder='omp' was asked to encode with the gram of 65536 atoms, which \
+takes 25.90 GB of the 17.18 GB that a process has; use encoder='mp' with gram='never', or at most 47000 atoms
+    """
+    needed = gram_bytes(n_atoms, itemsize)
+    most = _GRAM_SHARE * available
+    if needed <= most:
+        return
+    fits = n_atoms
+    while gram_bytes(fits, itemsize) > most:
+        fits -= max(1, fits // 100)
+    raise MemoryPlanError(
+        f"encoder={encoder!r} was asked to encode with the gram of {n_atoms} atoms, which takes "
+        f"{format_bytes(needed)} of the {format_bytes(available)} that a process has; use "
+        f"{_without_gram(encoder)}, or at most {fits // 1000 * 1000 or fits} atoms"
     )
 
 

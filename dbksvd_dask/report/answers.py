@@ -181,6 +181,8 @@ class Steered:
     name : str
     strength : float
     prompt, plain, steered : str
+    temperature, seed
+        How tokens were chosen: the likeliest at temperature 0, else drawn by the seed.
     """
 
     atom: int
@@ -189,19 +191,29 @@ class Steered:
     prompt: str
     plain: str
     steered: str
+    temperature: float = 0.0
+    seed: int = 0
+
+    @property
+    def choice(self) -> str:
+        """How tokens were chosen, in words."""
+        if self.temperature <= 0:
+            return "the likeliest token each time"
+        return f"temperature {self.temperature:g}, seed {self.seed}"
 
     def __repr__(self) -> str:
         """Both continuations."""
         named = f"feature {self.atom} x {self.strength:g}"
-        return f"as it is: {self.prompt}{self.plain}\n{named}: {self.prompt}{self.steered}"
+        return f"({self.choice})\nas it is: {self.prompt}{self.plain}\n{named}: {self.prompt}{self.steered}"
 
     def _repr_html_(self) -> str:
         named = f"feature {self.atom} times {cards.number(self.strength)}"
         rows = [
-            (escape(title), escape(self.prompt) + cards.pieces([(text, title != "as it is")]))
+            (escape(title), cards.quoted(self.prompt, text, title != "as it is"))
             for title, text in (("as it is", self.plain), (named, self.steered))
         ]
-        return cards.box(cards.heading(f"Steered by feature {self.atom}", self.name), cards.table(rows))
+        heading = cards.heading(f"Steered by feature {self.atom}", self.name)
+        return cards.box(heading, cards.table(rows), cards.small(self.choice))
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,7 +236,8 @@ class Explorer:
         return f"<Explorer: a page of {len(self.page) / 1e6:.1f} MB, shown in a notebook>"
 
     def _repr_html_(self) -> str:
-        style = f"width:100%;height:{self.height}px;border:1px solid rgba(128,128,128,.3);border-radius:6px"
+        border = "border:1px solid rgba(128,128,128,.3);border-radius:6px;box-sizing:border-box;display:block"
+        style = f"width:100%;height:{self.height}px;{border}"
         # scripts of the page run in an origin of their own, out of reach of the notebook's
         frame = f'<iframe title="features" sandbox="allow-scripts" style="{style}"'
         return f'{frame} srcdoc="{escape(self.page)}"></iframe>'

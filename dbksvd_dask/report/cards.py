@@ -90,7 +90,8 @@ def table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
         return ""
     named = "".join(f'<th style="{_CELL};border-top:0;font-weight:600;{_SOFT}">{escape(n)}</th>' for n in head)
     top = f"<thead><tr>{named}</tr></thead>" if head else ""
-    style = "border-collapse:collapse;width:100%;margin:0"
+    # JupyterLab lays tables out with columns of equal width, whatever is in them
+    style = "border-collapse:collapse;width:100%;margin:0;table-layout:auto;font-size:inherit"
     return f'<table style="{style}">{top}<tbody>{"".join(f"<tr>{x}</tr>" for x in lines)}</tbody></table>'
 
 
@@ -102,6 +103,17 @@ def _wide(row: Sequence[str], i: int) -> str:
 def pieces(parts: Iterable[tuple[str, bool]]) -> str:
     """Write a text whose second-named pieces are marked."""
     return "".join(f'<span style="{_MARK}">{escape(p)}</span>' if on else escape(p) for p, on in parts)
+
+
+def quoted(prompt: str, added: str, marked: bool) -> str:
+    """Write a prompt and its continuation, with their line ends; the continuation may be marked."""
+    text = pieces([(added, marked)])
+    return f'<span style="white-space:pre-wrap"><span style="{_SOFT}">{escape(prompt)}</span>{text}</span>'
+
+
+def small(text: str) -> str:
+    """Write a remark."""
+    return f'<div style="{_SOFT};font-size:11px;margin-top:6px">{escape(text)}</div>'
 
 
 def excerpt_html(excerpt: Excerpt, size: int = 400) -> str:

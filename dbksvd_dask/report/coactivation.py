@@ -8,9 +8,9 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from dbksvd_dask.evaluate.coherence import strongest_columns
+from dbksvd_dask.kernels.strongest import partners_in_rows
 
-# Atoms of one tile: 512 x 65,536 counts in float32 are 134 MB.
+# Atoms of one tile: at most 512 x 65,536 counts of 8 bytes each, 268 MB, if every pair of atoms meets.
 TILE = 512
 
 
@@ -45,7 +45,7 @@ def coactivation(active: sp.csr_array, n_partners: int = 8, *, tile: int = TILE)
         Nonzero where an atom is active on a sample.
     n_partners : int, default 8
     tile : int, default 512
-        Atoms at a time; memory is ``tile x n_atoms``.
+        Atoms at a time; memory is ``tile x n_atoms`` at most.
 
     Returns
     -------
@@ -60,11 +60,7 @@ def coactivation(active: sp.csr_array, n_partners: int = 8, *, tile: int = TILE)
     jaccard, together = np.zeros((n_atoms, n), np.float32), np.zeros((n_atoms, n), np.int64)
     for start in range(0, n_atoms, tile):
         rows = slice(start, min(start + tile, n_atoms))
-        both = (by_atom[rows] @ ones).toarray()
-        both[np.arange(both.shape[0]), np.arange(rows.start, rows.stop)] = 0
-        index = both / np.maximum(count[rows, None] + count[None, :] - both, 1)
-        best = strongest_columns(index, n)
-        atom[rows] = np.where(np.take_along_axis(both, best, axis=1) > 0, best, -1)
-        jaccard[rows] = np.take_along_axis(index, best, axis=1)
-        together[rows] = np.take_along_axis(both, best, axis=1)
+        both = by_atom[rows] @ ones
+        lists = atom[rows], jaccard[rows], together[rows]
+        partners_in_rows(both.indptr, both.indices, both.data, count, start, *lists)
     return Coactivation(n_samples, atom, jaccard, together)

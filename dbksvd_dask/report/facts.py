@@ -16,7 +16,7 @@ from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.errors import InputError, MismatchError
 from dbksvd_dask.evaluate._check import check_atoms, check_groups
 from dbksvd_dask.evaluate.codes import CodeMoments, stream_code_moments
-from dbksvd_dask.evaluate.coherence import Coherence, coherence, nearest_atoms
+from dbksvd_dask.evaluate.coherence import Coherence, closeness
 from dbksvd_dask.evaluate.top_samples import stream_top_samples
 from dbksvd_dask.kernels.codes import class_sums
 from dbksvd_dask.report.coactivation import Coactivation, coactivation
@@ -171,10 +171,10 @@ def gather_atoms(
 ) -> AtomFacts:
     """Measure every atom of a dictionary on its codes; `moments` of the codes are not summed again."""
     moments = stream_code_moments(reader.blocks, reader.n_atoms) if moments is None else moments
-    neighbour, similarity = nearest_atoms(dictionary.atoms, sizes.n_neighbours)
+    close, neighbour, similarity = closeness(dictionary.atoms, sizes.n_neighbours)
     return AtomFacts(
         codes=moments,
-        coherence=coherence(dictionary.atoms),
+        coherence=close,
         neighbour=neighbour,
         similarity=similarity,
         coactivation=coactivation(_activity(reader), sizes.n_partners),

@@ -1,18 +1,19 @@
-"""Samples that are images: patches of a store, with the photographs they were cut from, or an array."""
+"""Samples that are images: patches of a store with their photographs, features of pictures, or an array."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dbksvd_dask.errors import InputError, StoreError
+from dbksvd_dask.errors import InputError, StoreError, brief
 from dbksvd_dask.plots import image_shape
 from dbksvd_dask.report.pack import Payload
-from dbksvd_dask.report.samples import Ids, Samples, has_array, read_rows, require_rows
+from dbksvd_dask.report.samples import Ids, Samples, has_array, provenance, read_rows, require_rows
 from dbksvd_dask.report.sprites import encode_image, make_sheets
 from dbksvd_dask.store.reader import open_aligned, open_rows
 
@@ -21,6 +22,8 @@ MAX_PHOTOS = 6
 MAX_SIDE = 16_384
 # Samples beyond this are not searched for the ones that cover the photographs.
 MAX_PLACES = 20_000_000
+# Brightness of what lies outside the cell of a token.
+DIMMED = 0.4
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +77,72 @@ class ArrayImages(Samples):
         """Pack sheets of the pictures."""
         sheets = make_sheets("pictures", self.pixels(ids))
         return Payload({"kind": self.kind, **sheets.head}, sheets.arrays)
+
+
+class FeatureImages(Samples):
+    """Rows that a network computed from pictures, which lie beside the store; of a token, its cell is bright.
+
+    Parameters
+    ----------
+    store : path of the store, with the aligned array `image`, and `row` and `col` for tokens
+    pictures : path of the file of pictures
+    n_samples : int
+    """
+
+    kind = "image"
+    one_per = "picture"
+
+    def __init__(self, store: str, pictures: str, n_samples: int) -> None:
+        super().__init__(n_samples, store)
+        require_rows(open_rows(store), n_samples)
+        try:
+            self._pictures = np.load(pictures, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{pictures} is not a file of pictures: {brief(error)}") from error
+        highest = int(_column(store, "image", n_samples).max(initial=-1))
+        if self._pictures.ndim != 4 or highest >= len(self._pictures):
+            raise StoreError(
+                f"{pictures} holds an array of shape {self._pictures.shape}, and {store} needs pictures up to "
+                f"number {highest}; write the store again"
+            )
+        self._grid = self.provenance.get("grid")
+
+    def groups(self) -> NDArray[np.int64] | None:
+        """Group the tokens of a picture."""
+        return _column(str(self.store), "image", self.n_samples) if self._grid else None
+
+    def pixels(self, ids: Ids) -> NDArray[np.uint8]:
+        """Return the pictures of some samples, shape (n, height, width, 3)."""
+        out = to_pixels(np.asarray(self._pictures[_column(str(self.store), "image", ids)]), (0.0, 1.0))
+        if not self._grid:
+            return out
+        height, width = out.shape[1:3]
+        n_rows, n_cols = self._grid
+        row, col = (_column(str(self.store), name, ids) for name in ("row", "col"))
+        inside_y = np.arange(height) * n_rows // height == row[:, None]
+        inside_x = np.arange(width) * n_cols // width == col[:, None]
+        inside = inside_y[:, :, None] & inside_x[:, None, :]
+        return np.where(inside[..., None], out, (out * DIMMED).astype(np.uint8))
+
+    def payload(self, ids: Ids) -> Payload:
+        """Pack sheets of the pictures."""
+        sheets = make_sheets("pictures", self.pixels(ids))
+        return Payload({"kind": self.kind, **sheets.head}, sheets.arrays)
+
+
+def pictures_beside(store: str) -> str | None:
+    """Return the file of the pictures that were written with a store of their features, if it exists."""
+    known = provenance(store)
+    name = known.get("pictures") if known.get("kind") == "image features" else None
+    path = Path(store).parent / Path(str(name)).name
+    return str(path) if name and path.is_file() else None
+
+
+def _column(store: str, name: str, which: int | Ids) -> NDArray[np.int64]:
+    """Read an aligned array: of the first samples, or of some."""
+    reader = open_aligned(store, name)
+    rows = reader.read(0, which) if isinstance(which, int) else read_rows(reader, which)
+    return rows.ravel().astype(np.int64)
 
 
 class StoreImages(Samples):
@@ -150,9 +219,7 @@ class StoreImages(Samples):
         return str(names[image]) if isinstance(names, list) and image < len(names) else f"photograph {image + 1}"
 
     def _column(self, name: str, ids: Ids | None = None) -> NDArray[np.int64]:
-        reader = open_aligned(str(self.store), name)
-        rows = reader.read(0, self.n_samples) if ids is None else read_rows(reader, ids)
-        return rows.ravel().astype(np.int64)
+        return _column(str(self.store), name, self.n_samples if ids is None else ids)
 
     def _find_covers(self) -> list[Cover]:
         if self.n_samples > MAX_PLACES or not all(has_array(str(self.store), n) for n in ("image", "row", "col")):

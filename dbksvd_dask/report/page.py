@@ -20,7 +20,10 @@ from dbksvd_dask.store.atomic import staged
 from dbksvd_dask.store.paths import PathLike
 
 # In this order: later files use names of earlier ones.
-_SCRIPTS = ("core.js", "pictures.js", "table.js", "overview.js", "tokens.js", "atom.js", "sample.js", "app.js")
+_SCRIPTS = (
+    *("core.js", "pictures.js", "table.js", "examples.js", "overview.js", "tokens.js", "atom.js", "sample.js"),
+    "app.js",
+)
 
 
 def write_report(

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from dbksvd_dask._safe_text import redacted_values
 from dbksvd_dask.errors import InputError, StoreError
+from dbksvd_dask.importers.texts import read_lines
 from dbksvd_dask.report.pack import Payload, narrow
 from dbksvd_dask.store import paths
 from dbksvd_dask.store.reader import RowReader, open_aligned
@@ -110,7 +111,7 @@ class TextSamples(Samples):
     def __init__(self, texts: Sequence[str] | str, n_samples: int) -> None:
         super().__init__(n_samples)
         self._texts = texts
-        n_texts = len(texts) if not isinstance(texts, str) else sum(1 for _ in _lines(texts))
+        n_texts = len(texts) if not isinstance(texts, str) else sum(1 for _ in read_lines(texts))
         if n_texts != n_samples:
             where = f"{texts} has" if isinstance(texts, str) else "received"
             raise InputError(
@@ -170,9 +171,9 @@ class PlacedTokens:
     Attributes
     ----------
     texts : list of str
-    text, start, end, shift, source : int64 ndarray of shape (n,)
-        Piece of each token, the characters it covers there, how many were cut off before the piece, and the number
-        of the whole text.
+    text, start, end, shift, units, source : int64 ndarray of shape (n,)
+        Piece of each token, the characters it covers there, how many were cut off before the piece (also in UTF-16
+        units), and the number of the whole text.
     """
 
     texts: list[str]
@@ -180,6 +181,7 @@ class PlacedTokens:
     start: NDArray[np.int64]
     end: NDArray[np.int64]
     shift: NDArray[np.int64]
+    units: NDArray[np.int64]
     source: NDArray[np.int64]
 
 
@@ -198,7 +200,7 @@ class TokenSamples(Samples):
 
     def __init__(self, store: str, texts: Sequence[str] | str, n_samples: int) -> None:
         super().__init__(n_samples, store)
-        self._texts = texts
+        self.texts = texts
         self._columns = {name: open_aligned(store, name) for name in ("text", "start", "end")}
         require_rows(self._columns["text"], n_samples)
 
@@ -223,7 +225,7 @@ class TokenSamples(Samples):
     def _whole_texts(self, ids: Ids, tokens: Tokens) -> dict[int, str]:
         """Read the texts of some tokens, by number; refuse a text that ends before its token does."""
         numbers = np.unique(tokens.text)
-        whole = dict(zip(numbers.tolist(), pick_texts(self._texts, numbers), strict=True))
+        whole = dict(zip(numbers.tolist(), pick_texts(self.texts, numbers), strict=True))
         for i, (text, end) in enumerate(zip(tokens.text.tolist(), tokens.end.tolist(), strict=True)):
             if end > len(whole[text]):
                 raise InputError(
@@ -238,16 +240,17 @@ class TokenSamples(Samples):
         whole = self._whole_texts(ids, tokens)
         texts = [text for text in whole.values() if len(text) <= MAX_CHARACTERS]
         short = {t: i for i, t in enumerate(t for t, text in whole.items() if len(text) <= MAX_CHARACTERS)}
-        text, shift = np.zeros(len(ids), np.int64), np.zeros(len(ids), np.int64)
+        text, shift, units = (np.zeros(len(ids), np.int64) for _ in range(3))
         spans = zip(tokens.text.tolist(), tokens.start.tolist(), tokens.end.tolist(), strict=True)
         for i, (t, a, b) in enumerate(spans):
             if t in short:
                 text[i] = short[t]
             else:
                 piece, shift[i] = _window(whole[t], a, b)
+                units[i] = utf16(whole[t], int(shift[i]))
                 text[i] = len(texts)
                 texts.append(piece)
-        return PlacedTokens(texts, text, tokens.start - shift, tokens.end - shift, shift, tokens.text)
+        return PlacedTokens(texts, text, tokens.start - shift, tokens.end - shift, shift, units, tokens.text)
 
     def payload(self, ids: Ids) -> Payload:
         """Pack each text once, and for each sample its text and the place of its token in UTF-16 units."""
@@ -256,7 +259,7 @@ class TokenSamples(Samples):
             name: np.array([utf16(placed.texts[t], c) for t, c in zip(placed.text, where, strict=True)], np.int64)
             for name, where in (("sample_start", placed.start), ("sample_end", placed.end))
         }
-        arrays = {"sample_text": placed.text, "sample_source": placed.source, **ends}
+        arrays = {"sample_text": placed.text, "sample_source": placed.source, "sample_shift": placed.units, **ends}
         return Payload({"kind": self.kind, "texts": placed.texts}, {n: narrow(a) for n, a in arrays.items()})
 
     def words(self, ids: Ids) -> list[str]:
@@ -303,7 +306,7 @@ def _word(text: str, start: int, end: int) -> str:
         start -= 1
     while end < len(text) and text[end].isalnum() and text[end - 1 : end].isalnum():
         end += 1
-    return text[start:end].lower()
+    return text[start:end].strip().lower()
 
 
 def pick_texts(texts: Sequence[str] | str, ids: Ids) -> list[str]:
@@ -313,7 +316,7 @@ def pick_texts(texts: Sequence[str] | str, ids: Ids) -> list[str]:
     wanted = iter(ids.tolist())
     out: list[str] = []
     following = next(wanted, None)
-    for number, line in enumerate(_lines(texts)):
+    for number, line in enumerate(read_lines(texts)):
         while following == number:
             out.append(line)
             following = next(wanted, None)
@@ -322,35 +325,36 @@ def pick_texts(texts: Sequence[str] | str, ids: Ids) -> list[str]:
     raise InputError(f"{texts} ends before text {following}; give the file that was written with the store")
 
 
-def _lines(path: str) -> Iterator[str]:
-    """Yield the lines of a text file, without their ends; only line feeds separate, as when it was written."""
-    try:
-        with open(path, encoding="utf-8", newline="\n") as file:
-            for line in file:
-                yield line.rstrip("\r\n")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 text ({error.reason}); convert it, one text per line") from error
-    except OSError as error:
-        raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
-
-
 # -- stores ----------------------------------------------------------------------------------------------
 
 
 def provenance(store: str) -> dict[str, Any]:
-    """Return what the store says about its origin."""
+    """Return what the store says about its origin; of a shuffled store also what its source said."""
+    known: dict[str, Any] = {}
+    for stated in _origins(store):
+        known = {**stated, **known}
+    known.pop("source_provenance", None)
+    return {str(k): redacted_values(v) for k, v in known.items()}
+
+
+def _origins(store: str) -> Iterator[dict[str, Any]]:
+    """Yield what a store says about its origin, then what the store that it was made from said, and so on."""
     attributes = dict(paths.open_zarr(store).attrs)
     held = attributes.get("provenance", attributes)
-    return {str(k): redacted_values(v) for k, v in dict(held).items()} if isinstance(held, dict) else {}
+    while isinstance(held, dict):
+        yield held
+        held = held.get("source_provenance")
 
 
 def texts_beside(store: str) -> str | None:
-    """Return the file of the texts that were written with a store, if it exists."""
-    name = provenance(store).get("texts")
-    names = [Path(str(name)).name] if name else []  # beside the store, wherever the store says it is
+    """Return the file of the texts that were written with a store, or with the one that it was made from."""
+    stated = list(_origins(store))
+    names = [Path(str(held["texts"])).name for held in stated if held.get("texts")]
     names.append(Path(store).name.removesuffix(".zarr") + ".txt")
-    folder = Path(store).parent
-    return next((str(folder / n) for n in names if (folder / n).is_file()), None)
+    # beside the store, wherever the store says it is, else beside its source
+    sources = [Path(str(held["source"])) for held in stated if held.get("command") == "shuffle"]
+    folders = [Path(store).parent, *(path.parent for path in sources)]
+    return next((str(folder / n) for folder in folders for n in names if (folder / n).is_file()), None)
 
 
 def require_rows(reader: RowReader, n_samples: int) -> None:

@@ -9,6 +9,7 @@
 | `finish_writeback` | `sync_file_range` | `fsync`, which waits longer |
 | `drop_pages` | `posix_fadvise` | nothing: the kernel keeps the pages; see `can_drop_pages` |
 | `is_cached` | `preadv2` with `RWF_NOWAIT` | False: unknown |
+| `release_bytes` | `fallocate` that punches a hole | nothing: the file keeps its room |
 | `map_file` | `MAP_POPULATE` | pages are faulted in one by one |
 
 Results never depend on which one is used.
@@ -20,6 +21,7 @@ import ctypes
 import errno
 import mmap
 import os
+import tempfile
 from typing import Any
 
 import numpy as np
@@ -40,6 +42,8 @@ def _c_function(name: str, *arguments: Any) -> Any:
 
 _MEMCMP = _c_function("memcmp", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _FALLOCATE = _c_function("fallocate64", ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+_PUNCH_HOLE = 3  # from <linux/falloc.h>: FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
+_PAGE = 4096  # filesystems release whole blocks; those of ext4 and XFS are of this size
 _SYNC_FILE_RANGE = _c_function("sync_file_range", ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 _SYNC_FILE_RANGE_WRITE, _SYNC_FILE_RANGE_ALL = 2, 7  # from <fcntl.h>; all: wait before, write, wait after
 
@@ -94,6 +98,35 @@ def reserve(fd: int, nbytes: int) -> None:
         code = ctypes.get_errno()
         if code in NO_ROOM:
             raise OSError(code, os.strerror(code))
+
+
+def release_bytes(path: str, start: int, stop: int) -> bool:
+    """Give the room of bytes [start, stop) of a file back to the disk; they read as zeros afterwards.
+
+    Whole blocks only: that of `start` is included, because what precedes it was released before; that of `stop`
+    is not.
+
+    Returns
+    -------
+    bool
+        Whether the filesystem can do this.
+    """
+    first, last = start // _PAGE * _PAGE, stop // _PAGE * _PAGE
+    if _FALLOCATE is None:
+        return False
+    fd = os.open(path, os.O_WRONLY)
+    try:
+        return first == last or _FALLOCATE(fd, _PUNCH_HOLE, first, last - first) == 0
+    finally:
+        os.close(fd)
+
+
+def can_release(folder: str) -> bool:
+    """Return whether files in a folder can give room back; see `release_bytes`."""
+    with tempfile.NamedTemporaryFile(dir=folder) as file:
+        file.write(bytes(2 * _PAGE))
+        file.flush()
+        return release_bytes(file.name, 0, _PAGE)
 
 
 def start_writeback(fd: int, offset: int = 0, nbytes: int = 0) -> None:

@@ -8,7 +8,8 @@ CODES/crc32c/              checksums of the rows of every chunk of both
 CODES/statistics/          over all samples, gathered in the same pass
     count, positive_count              int64 (atom,)    samples on which the atom is active, and positive
     coefficient_sum, coefficient_square_sum, abs_max    float64 (atom,)
-    top_sample, top_coefficient        int64 and float32 (atom, rank)  by |coefficient|, -1 and 0 where fewer
+    top_sample, top_coefficient        int64 and float32 (atom, rank)  largest positive, -1 and 0 where fewer
+    bottom_sample, bottom_coefficient  the same of the negative ones, farthest from zero first
     l0_histogram                       int64 (l0,)      samples with 0, 1, ... k active atoms
     error_histogram                    int64 (error_bin,)  samples by relative error; the last bin is >= 1
 ```
@@ -31,6 +32,7 @@ from dbksvd_dask._late import late
 from dbksvd_dask.errors import MismatchError, StoreError
 from dbksvd_dask.evaluate._check import describe_wrong_atom
 from dbksvd_dask.evaluate.codes import CodeMoments
+from dbksvd_dask.evaluate.sums import LargestCoefficients
 from dbksvd_dask.store import atomic, paths
 from dbksvd_dask.store.activations import RowsAsArray
 from dbksvd_dask.store.checksums import CHECKSUMS, KINDS, kind_in
@@ -45,8 +47,10 @@ else:
     xr = late("xarray")
 
 CODES_FORMAT = "dbksvd-codes"
-CODES_VERSION = 3  # 2: checksums of the attributes and of the statistics; 3: CRC-32C instead of CRC-32
-READABLE_VERSIONS = (2, 3)
+# 2: checksums of the attributes and of the statistics; 3: CRC-32C instead of CRC-32; 4: top samples by sign
+CODES_VERSION = 4
+READABLE_VERSIONS = (2, 3, 4)
+BY_SIGN = 4  # before, `top_*` held the largest |coefficient|, and there was no `bottom_*`
 STATISTICS = "statistics"
 COEFFICIENT_DTYPES = ("float32", "float16")
 
@@ -59,6 +63,8 @@ STATISTIC_DIMS: dict[str, tuple[str, ...]] = {
     "abs_max": ("atom",),
     "top_sample": ("atom", "rank"),
     "top_coefficient": ("atom", "rank"),
+    "bottom_sample": ("atom", "rank"),
+    "bottom_coefficient": ("atom", "rank"),
     "l0_histogram": ("l0",),
     "error_histogram": ("error_bin",),
 }
@@ -74,7 +80,11 @@ def open_statistics(path: PathLike) -> xr.Dataset:
     Returns
     -------
     xarray.Dataset
-        See the docstring of this module; the attributes of the store, and `l1_sum`.
+        `count`, `positive_count`, `coefficient_sum`, `coefficient_square_sum` and `abs_max` of every atom; its
+        samples of the largest positive coefficients (`top_sample`, `top_coefficient`) and of the largest negative
+        ones (`bottom_sample`, `bottom_coefficient`), -1 where there are fewer; `l0_histogram`,
+        `error_histogram`; the attributes of the store, and `l1_sum`. Codes written before format version 4 kept
+        one list for both signs: theirs may end early.
 
     Examples
     --------
@@ -88,8 +98,15 @@ def open_statistics(path: PathLike) -> xr.Dataset:
     text, attributes = checked_codes(path)
     place = paths.join(text, STATISTICS)
     group = paths.open_group(place)
-    arrays = {name: paths.read_array(place, group, name) for name in STATISTIC_DIMS}
+    by_sign = attributes["format_version"] >= BY_SIGN
+    names = [name for name in STATISTIC_DIMS if by_sign or not name.startswith("bottom_")]
+    arrays = {name: paths.read_array(place, group, name) for name in names}
     _check_statistics(place, arrays, attributes, dict(group.attrs))
+    if not by_sign:
+        mixed = LargestCoefficients(arrays["top_sample"], arrays["top_coefficient"])
+        for name, sign in (("top", 1), ("bottom", -1)):
+            one = mixed.only(sign)
+            arrays |= {f"{name}_sample": one.sample, f"{name}_coefficient": one.coefficient}
     variables = {name: (dims, arrays[name]) for name, dims in STATISTIC_DIMS.items()}
     return xr.Dataset(variables, attrs={**attributes, "l1_sum": group.attrs["l1_sum"]})
 
@@ -110,15 +127,16 @@ def _check_statistics(
     n_atoms, n_samples = int(attributes["n_atoms"]), int(attributes["n_samples"])
     kind = kind_in(own) or CHECKSUMS
     expected, found = own.get(kind), statistics_checksums(arrays, kind)
-    for name, dims in STATISTIC_DIMS.items():
-        array = arrays[name]
+    for name, array in arrays.items():
+        dims = STATISTIC_DIMS[name]
         if array.ndim != len(dims) or (dims[0] == "atom" and len(array) != n_atoms):
             raise StoreError(f"{damaged}: `{name}` has shape {array.shape} for {n_atoms} atoms; {advice}")
         if not isinstance(expected, dict) or expected.get(name) != found[name]:
             raise StoreError(f"{damaged}: `{name}` differs from its checksum; {advice}")
-    top = arrays["top_sample"]
-    if top.size and not -1 <= int(top.min()) <= int(top.max()) < n_samples:
-        raise StoreError(f"{damaged}: `top_sample` names samples outside 0 to {n_samples - 1}; {advice}")
+    for name in (name for name in arrays if name.endswith("_sample")):
+        listed = arrays[name]
+        if listed.size and not -1 <= int(listed.min()) <= int(listed.max()) < n_samples:
+            raise StoreError(f"{damaged}: `{name}` names samples outside 0 to {n_samples - 1}; {advice}")
 
 
 def stored_code_moments(statistics: xr.Dataset) -> CodeMoments:
@@ -185,7 +203,7 @@ def checked_codes(path: PathLike) -> tuple[str, dict[str, Any]]:
         raise MismatchError(
             f"{text} has {CODES_FORMAT} version {found}, written by dbksvd-dask "
             f"{attributes.get('package_version')}; this is dbksvd-dask {dbksvd_dask.__version__}, which reads "
-            f"versions {' and '.join(map(str, READABLE_VERSIONS))}; install a matching version"
+            f"versions {READABLE_VERSIONS[0]} to {READABLE_VERSIONS[-1]}; install a matching version"
         )
     if not attributes.get("complete"):
         raise StoreError(

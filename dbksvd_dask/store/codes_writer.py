@@ -15,7 +15,7 @@ import numpy.typing as npt
 import dbksvd_dask
 from dbksvd_dask._safe_text import redacted_values
 from dbksvd_dask.errors import JobError, MismatchError, StoreError, brief
-from dbksvd_dask.evaluate.sums import CodeSums
+from dbksvd_dask.evaluate.sums import CodeSums, Extremes
 from dbksvd_dask.kernels.moments import merge_moments
 from dbksvd_dask.plan.units import unit_chunks
 from dbksvd_dask.store import atomic, paths
@@ -218,12 +218,18 @@ class CodesWriter:
 
     def _sums(self, unit: int) -> CodeSums:
         try:
-            return CodeSums.from_bytes(paths.read_bytes(self._sums_path(unit)))
+            return CodeSums.from_bytes(paths.read_bytes(self._sums_path(unit)), lambda: self._extremes(unit))
         except Exception as error:  # an archive may fail with anything
             raise StoreError(
                 f"{self._sums_path(unit)} is damaged ({brief(error)}); remove {self._partial.marker(unit)} to "
                 "encode these samples again"
             ) from error
+
+    def _extremes(self, unit: int) -> Extremes:
+        """Find the largest coefficients of a unit in its codes."""
+        first, stop = self.plan.unit_bounds(unit)
+        atom, coefficient = (np.asarray(self._partial.array(n)[first:stop]) for n in ("atom", "coefficient"))
+        return Extremes.of(atom, coefficient, first, (self.plan.n_atoms, self.plan.n_top))
 
     def _sums_path(self, unit: int) -> str:
         return paths.join(self._partial.folder, f"sums-{unit:08d}.npz")
@@ -300,8 +306,10 @@ def statistics(sums: CodeSums) -> dict[str, npt.NDArray[Any]]:
         "coefficient_sum": sums.codes.total,
         "coefficient_square_sum": sums.codes.square,
         "abs_max": sums.codes.largest,
-        "top_sample": sums.largest.sample,
-        "top_coefficient": sums.largest.coefficient,
+        "top_sample": sums.extremes.top.sample,
+        "top_coefficient": sums.extremes.top.coefficient,
+        "bottom_sample": sums.extremes.bottom.sample,
+        "bottom_coefficient": sums.extremes.bottom.coefficient,
         "l0_histogram": sums.codes.l0_histogram,
         "error_histogram": sums.reconstruction.error_histogram,
     }

@@ -29,7 +29,7 @@ def test_every_parameter_of_the_library_is_an_option_with_its_default():
     library = {
         name: p.default
         for name, p in signature.items()
-        if name not in ("self", "checkpoint", "callbacks", "output")
+        if name not in ("self", "checkpoint", "callbacks", "output", "verbose")
     }
     library |= {"n_atoms": None, "k": None}  # no default there, and checked by the command
     assert fit_command.PARAMETERS == library

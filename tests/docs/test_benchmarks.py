@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 
 import numpy as np
 import pytest
 
-from benchmarks import common, encoders, guard, paper_timing, peer_ksvd, peers, quality, reproduce, wide
+from benchmarks import (
+    common,
+    encoders,
+    guard,
+    paper_timing,
+    peer_ksvd,
+    peers,
+    quality,
+    reproduce,
+    token_page,
+    wide,
+    wide_page,
+)
 from benchmarks.common import installed, make_problem
 from benchmarks.peer_base import OutOfTime, Recorder, data_atoms, minibatches, run
 from dbksvd_dask.kernels.encode import encode_rows, gram_matrix, residual
 from dbksvd_dask.plan.encoder import EncodeSpec
+from tests.naive.report import page_data
 
 # Peers warn of what is theirs: linear dependence in scikit-learn's OMP, old NumPy habits.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -173,10 +187,24 @@ def test_quality_and_page_at_tiny_size(tmp_path, monkeypatch):
     paper_timing.main(["--size", "tiny", "--no-growth", "--out", str(results / "paper_timing.json")])
     few = ["--peers", "DB-KSVD", "classic K-SVD", "--in-process"]
     peers.main(["--size", "tiny", *few, "--out", str(results / "peers.json")])
+    network = {"model": "a model", "hook": "resid:1", "n_atoms": 48, "rows": 600, "method": "DB-KSVD", "k": 5}
+    line = {**network, "seed": 0, "variance_explained": 0.5, "histogram": [0] * 39 + [48]}
+    (results / "networks.jsonl").write_text(json.dumps(line) + "\n")
     page = reproduce.main([str(tmp_path / "page.html"), "--from", str(results), "--size", "tiny"]).read_text()
-    for title in ("Time to quality", "Encoders", "Coherence", "Against the trends of the paper"):
+    titles = ("Time to quality", "Encoders", "Coherence", "Language models", "Against the trends of the paper")
+    for title in titles:
         assert title in page
-    assert page.count("<svg") == 3
+    assert page.count("<svg") == 5
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(not (shutil.which("chromium") and shutil.which("chromedriver")), reason="needs chromium")
+def test_the_page_of_a_wide_dictionary_is_opened_and_used(capsys):
+    pytest.importorskip("selenium")
+    wide_page.main(["--size", "tiny", "--json"])
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert set(row["seconds"]) == {"ready", *wide_page.ACTIONS}
+    assert "| ready |" in wide_page.table({"rows": [row]})
 
 
 @pytest.mark.parametrize("more", [[], ["--memory"]])
@@ -188,3 +216,13 @@ def test_wide_compares_both_ways_and_measures_memory(more, capsys):
     assert ("planned" in row) == bool(more)
     if not more:
         assert row["screened"]["explained"] > 0.99 * row["exact"]["explained"]
+
+
+def test_a_page_of_made_up_tokens_at_tiny_size(tmp_path, capsys):
+    out = tmp_path / "page.html"
+    token_page.main([str(out), "--size", "tiny", "--opened", "0"])
+    head, arrays = page_data(out)
+    assert (head["kind"], head["summary"]["n_samples"]) == ("token", 1000)
+    assert arrays["positive_token"].shape == (64, 10)
+    assert len(arrays["context_value"]) > 0
+    assert "64 atoms, 1000 tokens" in capsys.readouterr().out

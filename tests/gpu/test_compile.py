@@ -30,11 +30,27 @@ def signatures(real):
     matrix, vector, index, ids = array(real, 2), array(real, 1), array(INT, 1), array(INT, 2)
     wide, wide2, wide3 = array(DOUBLE, 1), array(DOUBLE, 2), array(DOUBLE, 3)
     codes = (ids, matrix)
-    refit = (matrix, *codes, wide3, wide2, matrix)
+    refit = (array(real, 3), *codes, wide3, wide2, matrix)
+    pass_numbers = (LONG, LONG, LONG, DOUBLE, LONG, LONG, DOUBLE, DOUBLE)
+    pass_arrays = (ids, *codes, *codes)
     return {
         "pursue": (matrix, matrix, wide, vector, array(LONG, 2), LONG, DOUBLE, BOOL, BOOL, *codes, matrix),
         "refit": refit,
         "refit_nonneg": refit,
+        "pursue_pass": (
+            matrix,
+            matrix,
+            *pass_numbers,
+            BOOL,
+            vector,
+            vector,
+            LONG,
+            vector,
+            wide,
+            wide2,
+            *pass_arrays,
+        ),
+        "support_grams": (matrix, matrix, ids, array(real, 3), matrix),
         "subtract_reconstruction": (matrix, *codes, matrix, matrix),
         "entry_products": (matrix, vector, index, index, index, matrix, vector, vector),
         "atom_sums": (matrix, vector, vector, index, index, index, LONG, matrix, wide, wide),
@@ -56,11 +72,14 @@ def card(request, monkeypatch):
     from numba.cuda import dispatcher
 
     from dbksvd_dask.gpu import cuda as gpu_cuda
+    from dbksvd_dask.gpu import cuda_screened
 
     device = type("Device", (), {"compute_capability": request.param})
     monkeypatch.setattr(dispatcher, "get_current_device", lambda: device)
-    for name in ("_block_argmax", "_block_sum", "_take_off", "_n_used"):
-        getattr(gpu_cuda, name).overloads.clear()
+    for module in (gpu_cuda, cuda_screened):
+        for inner in vars(module).values():
+            if hasattr(inner, "overloads"):
+                inner.overloads.clear()
     return request.param
 
 
@@ -70,8 +89,10 @@ def test_kernel_compiles_without_spilling_registers(card, name, real, tmp_path):
     from numba import cuda
 
     from dbksvd_dask.gpu import cuda as gpu_cuda
+    from dbksvd_dask.gpu import cuda_screened
 
-    text, _ = cuda.compile_ptx(getattr(gpu_cuda, name).py_func, signatures(real)[name], cc=card)
+    kernel = getattr(gpu_cuda if hasattr(gpu_cuda, name) else cuda_screened, name)
+    text, _ = cuda.compile_ptx(kernel.py_func, signatures(real)[name], cc=card)
     assert ".entry" in text
     tool = assembler()
     if tool is None:
@@ -84,4 +105,7 @@ def test_kernel_compiles_without_spilling_registers(card, name, real, tmp_path):
     spilled = int(re.search(r"(\d+) bytes spill stores", done.stderr)[1])
     assert spilled <= (64 if limit and real is types.float64 else 0)  # the limit is made for float32
     static = re.search(r"(\d+) bytes smem", done.stderr)
+    if name == "pursue_pass":  # launched without dynamic shared memory
+        assert int(static[1]) <= 48 * 1024
+        return
     assert static is None or int(static[1]) <= 4096, "device.CupySpace.shared_bytes leaves this much for it"

@@ -140,10 +140,9 @@ def test_examples_in_the_plan_hold():
 
 
 def test_the_plan_knows_the_sizes_of_the_code():
-    from dbksvd_dask.gpu import encode as gpu_encode
-    from dbksvd_dask.gpu import moments
+    from dbksvd_dask.gpu import moments, products
 
-    assert gpu_plan._SUM_ROWS == moments._SUM_ROWS == gpu_encode._SUM_ROWS
+    assert gpu_plan._SUM_ROWS == moments._SUM_ROWS == products._SUM_ROWS
 
 
 @given(
@@ -191,9 +190,9 @@ def test_more_rows_never_need_less_memory():
 
 PAIRS = [
     ("encode", "encode_rows"),
-    ("encode", "residual"),
     ("encode", "gram_matrix"),
-    ("encode", "squared_norms"),
+    ("products", "squared_norms"),
+    ("screened", "encode_rows"),
     ("update", "group_by_round"),
 ]
 # functions of `kernels.chunk` that serve both

@@ -8,12 +8,11 @@ import array_api_strict
 import numpy as np
 import pytest
 
-from dbksvd_dask.errors import DeviceError
 from dbksvd_dask.kernels import lanczos
 from tests.naive.kernels import unit_rows
 
 ROOT = Path(__file__).resolve().parents[2] / "dbksvd_dask"
-NAMES = ("kernels/lanczos", "gpu/encode", "gpu/update", "gpu/moments", "gpu/chunk")
+NAMES = ("kernels/lanczos", "gpu/encode", "gpu/products", "gpu/screened", "gpu/update", "gpu/moments", "gpu/chunk")
 GENERIC = [ROOT / f"{name}.py" for name in NAMES]
 DEVICE = array_api_strict.Device("device1")
 
@@ -54,7 +53,7 @@ def test_lanczos_stays_on_its_device_and_equals_numpy(rng, dtype, steps):
 
 
 def test_device_sums_norms_and_grams_equal_numpy_without_touching_the_host(rng, monkeypatch):
-    from dbksvd_dask.gpu import device, encode, moments
+    from dbksvd_dask.gpu import device, encode, moments, products
 
     fetched = []
 
@@ -70,7 +69,7 @@ def test_device_sums_norms_and_grams_equal_numpy_without_touching_the_host(rng, 
     np.testing.assert_allclose(square, (Y.astype(np.float64) ** 2).sum(axis=0))
     np.testing.assert_allclose(norms, np.linalg.norm(Y.astype(np.float64), axis=1))
     assert fetched == [(5,), (5,), (9,)], "sums leave the device, samples do not"
-    same(encode.squared_norms(put(Y)), (Y.astype(np.float64) ** 2).sum(axis=1), 1e-12)
+    same(products.squared_norms(put(Y)), (Y.astype(np.float64) ** 2).sum(axis=1), 1e-12)
     same(encode.gram_matrix(put(Y)), Y @ Y.T, 1e-6)
 
 
@@ -118,19 +117,24 @@ def test_names_taken_from_a_namespace_are_in_the_array_api_and_in_cupy(path):
 
 def test_every_field_of_the_encoder_reaches_the_device():
     """A GPU twin must not ignore a parameter that its CPU twin obeys."""
-    from dbksvd_dask.gpu import encode
+    from dbksvd_dask.gpu import encode, products, screened
     from dbksvd_dask.plan.encoder import EncodeSpec
 
-    source = inspect.getsource(encode)
-    for name in set(EncodeSpec._fields) - {"gram"}:  # `backend.place` keeps a pursuit without a gram on the host
-        assert f"spec.{name}" in source, name
+    shared = inspect.getsource(products)
+    for module, decided in ((encode, {"gram"}), (screened, {"gram", "encoder"})):  # by whoever chooses the module
+        source = inspect.getsource(module) + shared
+        for name in set(EncodeSpec._fields) - decided:
+            assert f"spec.{name}" in source, (module, name)
 
 
-def test_a_pursuit_without_a_gram_is_kept_off_the_device():
+def test_a_pursuit_without_a_gram_runs_on_the_device(monkeypatch):
     from dbksvd_dask.graph import backend
-    from dbksvd_dask.plan.device import CPU, Sizes
+    from dbksvd_dask.plan.device import Sizes
 
-    sizes = Sizes(64, 64, 8, 32, 4)
-    assert backend.place("auto", sizes, "mp", "never").placement == CPU
-    with pytest.raises(DeviceError, match="gram='never' are encoded without a gram"):
-        backend.place("gpu", sizes, "mp", "never")
+    monkeypatch.setattr(backend, "workers", lambda: [backend.Worker("", "", 13 << 30, 2)])
+    sizes = Sizes(65536, 8192, 768, 65536, 32)
+    for gram, pursuit in (("auto", "gpu"), ("never", "gpu"), ("always", "cpu")):
+        monkeypatch.setattr(backend, "process_memory", lambda: 1 << 40)
+        made = backend.place("gpu", sizes, "mp", gram)
+        assert (made.placement.device, made.placement.pursuit) == ("gpu", pursuit)
+        assert made.device_bytes < 13 << 30

@@ -6,8 +6,8 @@ import numpy as np
 
 from dbksvd_dask.demo.photographs import load_photos, plan_patches
 from dbksvd_dask.dictionary import Dictionary
+from dbksvd_dask.encoding import encode
 from dbksvd_dask.jobs.encode import encode_store
-from dbksvd_dask.model import encode
 from dbksvd_dask.store.activations import Aligned, create_activations
 from dbksvd_dask.store.dictionary import save_dictionary
 

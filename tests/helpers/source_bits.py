@@ -37,6 +37,8 @@ MODES = {
     "rtol": {"rtol": 0.5, "center": False},
     "groups": {"groups": "exponential", "encode": "staged"},
     "mean": {"sparsity": "mean", "init": "data"},
+    "no gram": {"gram": "never"},
+    "no gram, groups": {"gram": "never", "groups": "exponential", "encode": "staged", "refit": True},
     "prior": {"growth": 7.0, "nonneg": True, "sparsity": "mean", "frequency_prior": True, "n_iter": 18},
 }
 
@@ -106,12 +108,12 @@ def encodings(folder, Y, how):
             yield f"encode_store {rows} in {n_parts}", codes_digest(open_codes(out))
 
 
-def cuts(Y, dtype):
+def cuts(Y, dtype, use_gram):
     """Digest of the codes of all rows from kernels that see some of them at a time."""
     Y = Y.astype(dtype)
     D = np.random.default_rng(1).standard_normal((N_ATOMS, N_FEATURES)).astype(dtype)
     D /= np.linalg.norm(D, axis=1, keepdims=True)
-    gram, spec = gram_matrix(D), EncodeSpec(K)
+    gram, spec = gram_matrix(D) if use_gram else None, EncodeSpec(K)
     whole = encode_rows(Y, D, gram, spec)
     yield "all rows", digest(*whole)
     for size in (47, 48, 49, 480, 999):
@@ -145,7 +147,7 @@ def compare(folder, modes):
         os.mkdir(home)
         checks += [(mode, different(fits(home, Y, MODES[mode])))]
         checks += [(mode, different(encodings(home, Y, MODES[mode])))]
-    checks += [("cuts", different(cuts(Y, dtype))) for dtype in ("f4", "f8")]
+    checks += [("cuts", different(cuts(Y, dtype, gram))) for dtype in ("f4", "f8") for gram in (True, False)]
     checks += [("function", different(function(folder, Y)))]
     blas = [info["architecture"] for info in threadpool_info() if info.get("user_api") == "blas"]
     wrong = [f"{mode}: {name}" for mode, (_, names) in checks for name in names]

@@ -32,7 +32,8 @@ def test_a_task_that_ends_after_the_work_was_discarded_leaves_nothing(tmp_path, 
     job = EncodeJob(store, run, tmp_path / "codes.zarr")
     job.init()
     job._encode([0], lambda unit: None)
-    sums = CodeSums.from_bytes((tmp_path / "codes.zarr.partial/.parts/sums-00000000.npz").read_bytes())
+    file = tmp_path / "codes.zarr.partial/.parts/sums-00000000.npz"
+    sums = CodeSums.from_bytes(file.read_bytes(), pytest.fail)
     codes = np.zeros((CHUNK, K), np.int32), np.zeros((CHUNK, K), np.float32)
     stopped = []
 

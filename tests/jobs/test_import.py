@@ -1,4 +1,4 @@
-"""Import as a job: rows left out by rule, interrupted and gone on with, in bounded memory."""
+"""Import as a job: rows left out by rule, interrupted and resumed, in bounded memory."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_median_of_parts_is_the_lower_median(n, rng):
     assert exact_median(parts) == np.sort(numbers)[(n - 1) // 2]
 
 
-# interrupted and gone on with
+# interrupted and resumed
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Shuffle: every row once, in the order of the plan, well mixed, interrupted and gone on with."""
+"""Shuffle: every row once, in the order of the plan, well mixed, interrupted and resumed."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from dbksvd_dask.errors import InputError, MismatchError, StoreError
 from dbksvd_dask.evaluate.mixing import BatchMeans, MixingSample, batch_rows, choose_columns, pick_columns
+from dbksvd_dask.jobs._passes import can_shrink
 from dbksvd_dask.jobs.shuffle import ShuffleJob, shuffle_activations
 from dbksvd_dask.plan.shuffle import ShufflePlan, default_block_bytes, plan_shuffle, spread
 from dbksvd_dask.store.activations import Aligned, open_activations, open_rows
@@ -242,6 +243,77 @@ def test_block_lost_to_a_power_failure_is_written_again(damage, store, tmp_path)
     result = shuffle_activations(store, tmp_path / "s", seed=1, block_bytes=10_000)
     assert (result.blocks_kept, result.blocks_written) == (job.plan.n_blocks - 1, 1)
     np.testing.assert_array_equal(open_activations(tmp_path / "s").row.values, shuffled_order(job.plan))
+
+
+# the room of scratch files
+
+
+@pytest.fixture
+def larger(tmp_path):
+    """A store of 1 MB, whose segments span many blocks of a filesystem."""
+    rows = ordered_rows(4096, 64)
+    return make_store(tmp_path / "source", rows, 128, {"row": np.arange(4096, dtype=np.int32)})
+
+
+def begun(store, path, stop_after):
+    """Shuffle in two passes until some buckets are written; return the job."""
+    job = ShuffleJob(store, path, seed=1, block_bytes=8 * 128 * 260)
+
+    def stop(event):
+        if event.job == "gather" and event.done == stop_after:
+            raise KeyboardInterrupt  # not an Exception: no subscriber may end a run
+
+    job.callbacks = (stop,)
+    job.init()
+    job.scatter()
+    with pytest.raises(KeyboardInterrupt):
+        job.gather()
+    return job
+
+
+def room_of(folder):
+    return sum(512 * file.stat().st_blocks for file in folder.glob("*.activations"))
+
+
+def test_scratch_files_give_room_back_as_the_store_grows(larger, tmp_path):
+    job = begun(larger, tmp_path / "s", stop_after=3)
+    if not can_shrink(job.scratch):
+        pytest.skip("this filesystem cannot release parts of a file")
+    whole = 4096 * 64 * 4
+    assert room_of(tmp_path / "s.scratch.partial") < 0.5 * whole  # three of four buckets are written
+    result = shuffle_activations(larger, tmp_path / "s", seed=1, block_bytes=8 * 128 * 260)
+    assert (result.blocks_written, result.blocks_kept) == (0, 4)
+    np.testing.assert_array_equal(open_activations(tmp_path / "s").row.values, shuffled_order(job.plan))
+
+
+def test_chunk_lost_after_its_segments_were_released_is_written_from_the_source(larger, tmp_path):
+    job = begun(larger, tmp_path / "s", stop_after=2)
+    (tmp_path / "s.partial" / "activations" / "c.3.0").unlink()
+    result = shuffle_activations(larger, tmp_path / "s", seed=1, block_bytes=8 * 128 * 260)
+    assert result.blocks_written == (4 if can_shrink(job.scratch) else 0)
+    mixed = open_activations(tmp_path / "s")
+    np.testing.assert_array_equal(mixed.row.values, shuffled_order(job.plan))
+    np.testing.assert_array_equal(mixed.activations.values, open_rows(larger).read(0, 4096)[mixed.row.values])
+
+
+def test_job_that_gathers_twice_never_takes_released_bytes_for_rows(larger, tmp_path):
+    job = begun(larger, tmp_path / "s", stop_after=2)
+    job.callbacks = ()
+    job._writer.forget(1)
+    job.gather()
+    job.finish()
+    np.testing.assert_array_equal(open_activations(tmp_path / "s").row.values, shuffled_order(job.plan))
+
+
+@pytest.mark.parametrize("shrinks", [True, False])
+def test_room_is_asked_for_one_copy_and_some_blocks(shrinks, larger, tmp_path, monkeypatch):
+    monkeypatch.setattr("dbksvd_dask.jobs.shuffle.can_shrink", lambda _: shrinks)
+    asked = []
+    monkeypatch.setattr("dbksvd_dask.store.atomic.require_space", lambda _, needed: asked.append(needed))
+    job = ShuffleJob(larger, tmp_path / "s", seed=1, block_bytes=2 * 128 * 260)
+    job.init()
+    n = job.nbytes
+    assert max(asked) == (n + 4 * n // 16 if shrinks else 2 * n)
 
 
 def test_refusals(store, tmp_path):

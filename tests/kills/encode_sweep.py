@@ -45,7 +45,7 @@ def load_kernels():
     atom, coefficient = encode.encode_rows(Y, D, encode.gram_matrix(D), EncodeSpec(2))
     R = encode.residual(Y, atom, coefficient, D)
     sums = CodeSums.of(reconstruction_moments(Y, R), atom, coefficient, 0, (10, 4))
-    CodeSums.from_bytes(sums.to_bytes()).merge(sums)
+    CodeSums.from_bytes(sums.to_bytes(), lambda: sums.extremes).merge(sums)
 
 
 def run(folder):

@@ -195,7 +195,7 @@ def test_finished_capture_is_not_repeated_and_another_hook_is_added(tmp_path, mo
     assert first.tokens_run == again.tokens_run > 0
     assert content_of(tmp_path / "out" / "resid-0.zarr") == before
     assert capture(model, sentences(10), tmp_path / "out", ["resid:0", "mlp:0"]).tokens_run == 0
-    with pytest.raises(StoreError, match="exists already"):
+    with pytest.raises(StoreError, match="already exists"):
         capture(model, sentences(11), tmp_path / "out", ["resid:0"])
     assert capture(model, sentences(11), tmp_path / "out", ["resid:0"], force=True).tokens_run > 0
 
@@ -245,6 +245,15 @@ def test_token_added_beyond_the_embedding_is_refused_only_where_it_occurs(tmp_pa
         capture(model, ["a <image> dog"], tmp_path / "b", ["resid:0"])
 
 
+def test_window_longer_than_the_positions_of_a_model_is_refused(tmp_path):
+    model = make_model("gpt2")
+    long = [" ".join(sentences(30))]
+    with pytest.raises(InputError, match="256 tokens is longer than the 64 positions of gpt2; use context=64"):
+        capture(model, long, tmp_path / "a", ["resid:0"], context=256)
+    capture(model, long, tmp_path / "b", ["resid:0"], context=64)
+    assert make_model("llama").n_positions is None
+
+
 # -- command line ----------------------------------------------------------------------------------------
 
 
@@ -270,5 +279,9 @@ def test_command_refuses_bad_input_in_one_line(tmp_path, capsys, folder):
     assert "it has resid:0 to resid:1" in fails(capsys, "capture", folder, text, out, "--hook", "resid:9")
     assert "none of 1 texts has a token" in fails(capsys, "capture", folder, tmp_path / "empty.txt", out, *hook)
     assert "no BOS token" in fails(capsys, "capture", tmp_path / "headless", text, out, *hook)
+    make_network().save_pretrained(str(tmp_path / "mute"))
+    assert "has no tokenizer" in fails(capsys, "capture", tmp_path / "mute", text, out, *hook)
+    labelled = fails(capsys, "capture", folder, text, out, *hook, "--label", "topic")
+    assert "is plain text, without labels" in labelled
     assert run(capsys, "capture", tmp_path / "headless", text, out, *hook, "--bos", "none")[0] == 0
     assert not os.path.exists(f"{out}/resid-9.zarr")

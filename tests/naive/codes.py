@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 
-def largest(atom, coefficient, n_atoms, n_top):
-    """Sort every atom's samples by |coefficient|, then by sample; sample and coefficient (n_atoms, n_top)."""
+def largest(atom, coefficient, n_atoms, n_top, sign):
+    """Sort every atom's samples of one sign by |coefficient|, then by sample; both of shape (n_atoms, n_top)."""
     found = [[] for _ in range(n_atoms)]
     for i in range(atom.shape[0]):
         for j, x in zip(atom[i], coefficient[i], strict=True):
-            if j >= 0 and x != 0:
+            if j >= 0 and x * sign > 0:
                 found[j].append((-abs(float(x)), i, x))
     sample, value = np.full((n_atoms, n_top), -1, np.int64), np.zeros((n_atoms, n_top), np.float32)
     for j, entries in enumerate(found):

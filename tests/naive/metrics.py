@@ -141,3 +141,8 @@ def logistic_sums(X, positive, weight, theta):
     p = 1 / (1 + np.exp(-z))
     loss = -np.sum(weight * (positive * np.log(p) + ~positive * np.log1p(-p)))
     return loss, A.T @ (weight * (p - positive)), A.T @ (A * (weight * p * (1 - p))[:, None])
+
+
+def strongest_columns(values, n):
+    """Columns of the n largest |values| of each row, strongest first; of equal ones the lower first."""
+    return [sorted(range(len(row)), key=lambda t: (-abs(row[t]), t))[:n] for row in values.tolist()]

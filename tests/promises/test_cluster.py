@@ -48,6 +48,7 @@ def test_two_processes_give_the_bits_of_one_thread(client, store, expected):
 
 
 MODES = {
+    "no gram": {"gram": "never", "n_atoms": 150},
     "groups, staged": {"groups": (8, 16, 24), "encode": "staged"},
     "non-negative, mean": {"nonneg": True, "sparsity": "mean"},
     "growing, prior": {

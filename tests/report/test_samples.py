@@ -9,8 +9,8 @@ import pytest
 import zarr
 from PIL import Image
 
+from dbksvd_dask.encoding import encode
 from dbksvd_dask.errors import InputError, StoreError
-from dbksvd_dask.model import encode
 from dbksvd_dask.report import samples as samples_module
 from dbksvd_dask.report.context import context_payload, find_context
 from dbksvd_dask.report.facts import CodeReader

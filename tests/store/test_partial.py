@@ -259,6 +259,20 @@ def test_codes_of_version_2_are_read_verified_and_recognised(earlier):
     assert encode_again(earlier, "codes.zarr").samples_written == 0
 
 
+def test_the_one_list_of_version_2_is_read_as_the_beginning_of_a_list_for_each_sign(earlier):
+    encode_again(earlier, "new.zarr")
+    found, whole = open_statistics(earlier / "codes.zarr"), open_statistics(earlier / "new.zarr")
+    for name in ("top", "bottom"):
+        listed, known = (one[f"{name}_sample"].to_numpy() for one in (found, whole))
+        there = listed >= 0
+        assert there.any()
+        np.testing.assert_array_equal(listed[there], known[there])
+        assert (np.diff(there.astype(int), axis=1) <= 0).all()  # no gaps
+        value = found[f"{name}_coefficient"].to_numpy()
+        assert ((value > 0) if name == "top" else (value < 0))[there].all()
+    assert ((found["top_sample"] >= 0).sum("rank") + (found["bottom_sample"] >= 0).sum("rank")).max() == 4
+
+
 @pytest.mark.parametrize("name", ["atom/c.1.0", "statistics/count/c/0"])
 def test_damage_to_codes_of_version_2_is_noticed(name, earlier):
     file = earlier / "codes.zarr" / name
@@ -279,6 +293,9 @@ def test_an_unfinished_encode_of_version_2_resumes(earlier):
     # another processor than the one on which it began rounds differently
     np.testing.assert_allclose(resumed["coefficient"], new["coefficient"], rtol=1e-5)
     assert tree(earlier / "encode.zarr").keys() == tree(earlier / "new.zarr").keys()
+    kept, fresh = (open_statistics(earlier / name) for name in ("encode.zarr", "new.zarr"))
+    for name in ("top_sample", "bottom_sample"):  # units of version 2 had one list for both signs
+        np.testing.assert_array_equal(kept[name], fresh[name])
 
 
 def test_a_damaged_unit_of_version_2_is_written_anew(earlier):

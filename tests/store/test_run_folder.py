@@ -151,7 +151,7 @@ def test_force_on_a_folder_that_cannot_be_changed_names_it_and_leaves_the_fit(ru
 
 def test_what_to_do_with_a_fit_that_is_there_names_all_three_ways(run, store):
     err = refused("fit", store, run, *SMALL)
-    assert "continue with --resume, choose another folder, or throw that fit away with --force" in err
+    assert "continue with --resume, choose another folder, or discard that fit with --force" in err
 
 
 def test_what_a_killed_force_left_of_checkpoints_goes_with_the_next_checkpoint(tmp_path, monkeypatch):

@@ -128,6 +128,16 @@ def test_without_the_call_nothing_is_reserved(tmp_path, monkeypatch):
         assert os.fstat(file.fileno()).st_size == 0
 
 
+def test_released_bytes_read_as_zeros_and_the_rest_stays(system, tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes(CONTENT * 3)
+    could = _system.release_bytes(str(path), 0, 3 * 4096 + 7)
+    assert _system.can_release(str(tmp_path)) == could
+    assert could or system == "portable"
+    cut = 3 * 4096 if could else 0
+    assert path.read_bytes() == bytes(cut) + (CONTENT * 3)[cut:]
+
+
 @pytest.mark.parametrize("name", ["RWF_NOWAIT", "preadv"])
 def test_what_is_cached_is_not_known_without_the_call(name, file, monkeypatch):
     monkeypatch.delattr(os, name, raising=False)

@@ -1,4 +1,4 @@
-"""Writing stores: whole chunks in any order, nothing half-published, unfinished work gone on with."""
+"""Writing stores: whole chunks in any order, nothing half-published, unfinished work resumed."""
 
 from __future__ import annotations
 

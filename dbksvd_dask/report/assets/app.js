@@ -39,7 +39,7 @@ function refreshSamples() {
 }
 
 function makeTables() {
-  tables.atoms = new Table(byId('atoms-table'), { columns: atomColumns(), rowHeight: 36, label: 'Atoms', open: j => { location.hash = `#atom/${j}`; } });
+  tables.atoms = new Table(byId('atoms-table'), { columns: atomColumns(), rowHeight: hasExamples() ? 54 : 36, label: 'Atoms', open: j => { location.hash = `#atom/${j}`; } });
   tables.samples = new Table(byId('samples-table'), { columns: sampleColumns(), rowHeight: 36, label: 'Samples', open: p => { location.hash = `#sample/${sampleNumber(p)}`; } });
   tables.atoms.onsort = refreshAtoms;
   tables.samples.onsort = refreshSamples;

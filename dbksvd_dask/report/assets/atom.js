@@ -172,9 +172,10 @@ function markedText(p, e, most) {
   spans.sort((a, b) => a[0] - b[0]);
   const parts = [];
   let at = 0;
-  for (const [start, end, value] of spans) {
-    if (start < at) continue;
-    parts.push(text.slice(at, start), litToken(text.slice(start, end), value, most, start === own[0]));
+  for (const [first, end, value] of spans) {
+    if (first < at) continue;
+    const [start] = withoutBlanks(text, first, end);
+    parts.push(text.slice(at, start), litToken(text.slice(start, end), value, most, first === own[0]));
     at = end;
   }
   parts.push(text.slice(at));

@@ -2,10 +2,10 @@
 
 function sampleColumns() {
   const columns = [
-    { key: 'id', title: 'Sample', width: '84px', number: true, value: p => p, cell: p => h('a', { href: `#sample/${sampleNumber(p)}` }, String(sampleNumber(p))) },
-    hasPictures() && { key: 'picture', title: '', width: '34px', value: p => p, cell: p => samplePicture(p, 32) },
-    { key: 'text', title: hasPictures() ? '' : 'Text', width: 'minmax(160px, 1fr)', value: p => sampleText(p).toLowerCase(),
-      cell: p => h('span', { class: 'text' }, markedText(p)) },
+    { key: 'id', title: 'Sample', width: '76px', number: true, phone: '54px', value: p => p, cell: p => h('a', { href: `#sample/${sampleNumber(p)}` }, String(sampleNumber(p))) },
+    hasPictures() && { key: 'picture', title: '', width: '34px', phone: '34px', value: p => p, cell: p => samplePicture(p, 32) },
+    { key: 'text', title: hasPictures() ? '' : 'Text', width: 'minmax(0, 1fr)', phone: 'minmax(0, 1fr)', value: p => sampleText(p).toLowerCase(),
+      cell: p => h('span', { class: 'text' }, report.head.kind === 'token' ? glimpse(sampleText(p), array('sample_start')[p], array('sample_end')[p]) : sampleText(p)) },
     array('sample_class') && { key: 'class', title: 'Class', width: '150px', value: p => className(array('sample_class')[p]), cell: p => label(p) },
     { key: 'l0', title: 'Active', width: '64px', number: true, value: p => array('sample_l0')[p], cell: p => whole(array('sample_l0')[p]), hint: 'Active atoms' },
     { key: 'first', title: 'Strongest', width: '80px', number: true, value: p => row('sample_atom', p)[0],
@@ -36,7 +36,11 @@ function showSample(p) {
 
 function sampleBody(p) {
   if (hasPictures()) return h('div', { class: 'gallery' }, samplePicture(p, 192));
-  return h('p', { class: 'text big' }, report.head.texts ? markedText(p) : `Sample number ${sampleNumber(p)}; this report was made without texts or images.`);
+  if (!report.head.texts) return h('p', { class: 'text big' }, `Sample number ${sampleNumber(p)}; this report was made without texts or images.`);
+  if (report.head.kind !== 'token') return h('p', { class: 'text big' }, sampleText(p));
+  const others = tokensOf(array('sample_source')[p]).length - 1;
+  const note = others ? h('p', { class: 'note' }, `Underlined: ${whole(others)} other token${others === 1 ? '' : 's'} of this text on this page, each with its atoms.`) : null;
+  return [h('p', { class: 'text big' }, linkedText(p)), note];
 }
 
 function sampleSteps(p) {

@@ -1,15 +1,17 @@
 // A table that draws only the rows in sight, so that 16,384 rows scroll like 16.
 
+const cellClass = column => [column.number ? 'num' : '', column.phone ? '' : 'wide-only'].join(' ').trim() || null;
+
 class Table {
-  // columns: {key, title, width, number, value(i), cell(i), hint}
+  // columns: {key, title, width, number, value(i), cell(i), hint, phone}; a phone shows only those with a width `phone`
   constructor(host, { columns, rowHeight, open, label }) {
     Object.assign(this, { host, columns, rowHeight, open });
     this.order = [];
     this.sortKey = null;
     this.descending = false;
     this.cursor = 0;
-    this.grid = columns.map(c => c.width).join(' ');
-    this.head = h('div', { class: 'thead', role: 'row', style: { 'grid-template-columns': this.grid } },
+    this.grid = { '--grid': columns.map(c => c.width).join(' '), '--grid-phone': columns.filter(c => c.phone).map(c => c.phone).join(' ') };
+    this.head = h('div', { class: 'thead', role: 'row', style: this.grid },
       columns.map(c => this.headCell(c)));
     this.rows = h('div', { class: 'rows', role: 'rowgroup' });
     this.body = h('div', { class: 'tbody', tabindex: '0', role: 'presentation' }, this.rows);
@@ -21,7 +23,7 @@ class Table {
 
   headCell(column) {
     const button = h('button', { type: 'button', title: column.hint, onclick: () => this.sortBy(column.key) }, column.title);
-    return h('div', { class: column.number ? 'num' : null, role: 'columnheader', 'data-key': column.key }, button);
+    return h('div', { class: cellClass(column), role: 'columnheader', 'data-key': column.key }, button);
   }
 
   sortBy(key, descending) {
@@ -73,9 +75,9 @@ class Table {
   row(at) {
     const i = this.order[at];
     return h('div', { class: 'row', role: 'row', 'aria-rowindex': at + 2, 'aria-selected': String(at === this.cursor),
-      'data-item': i, style: { top: `${at * this.rowHeight}px`, height: `${this.rowHeight}px`, 'grid-template-columns': this.grid },
+      'data-item': i, style: { top: `${at * this.rowHeight}px`, height: `${this.rowHeight}px`, ...this.grid },
       onclick: event => { if (!event.target.closest('a')) { this.cursor = at; this.open(i); } } },
-    this.columns.map(c => h('div', { class: c.number ? 'num' : null, role: 'gridcell' }, c.cell(i))));
+    this.columns.map(c => h('div', { class: cellClass(c), role: 'gridcell' }, c.cell(i))));
   }
 
   move(to) {
@@ -97,17 +99,17 @@ const meter = (part, kind) => h('span', { class: `meter ${kind || ''}` }, h('i',
 function atomColumns() {
   const rare = Math.log10(report.head.summary.n_samples);
   const columns = [
-    { key: 'id', title: 'Atom', width: '58px', number: true, value: j => j, cell: j => atomLink(j) },
-    hasTiles() && { key: 'tile', title: '', width: '34px', value: j => j, cell: j => tile(j, 32) },
+    { key: 'id', title: 'Atom', width: '52px', number: true, phone: '46px', value: j => j, cell: j => atomLink(j) },
+    hasTiles() && { key: 'tile', title: '', width: '34px', phone: '34px', value: j => j, cell: j => tile(j, 32) },
     hasPictures() && { key: 'samples', title: 'Strongest samples', width: '320px', value: j => j, cell: j => h('span', { class: 'strip' }, strongestStrip(j, 10, 28)) },
-    { key: 'name', title: !atomsHaveNames() ? '' : report.head.explanations ? 'Explanation or keywords' : 'Keywords', width: 'minmax(160px, 1fr)',
+    { key: 'name', title: !atomsHaveNames() ? '' : report.head.explanations ? 'Explanation or keywords' : 'Keywords', width: 'minmax(0, 1fr)',
       value: j => atomName(j).toLowerCase(), hint: 'Explanation, or the words that set its strongest samples apart',
-      cell: j => (isDead(j) ? h('span', { class: 'dead' }, 'never active') : atomName(j)) },
+      phone: 'minmax(0, 1fr)', cell: nameCell },
     report.head.classes && { key: 'class', title: 'Class', width: '124px', value: j => className(topClass(j)),
       hint: 'The class that is most over-represented among its samples', cell: j => className(topClass(j)) },
     report.head.scores && { key: 'score', title: 'Score', width: '64px', number: true, value: score, cell: j => digits(score(j), 2),
       hint: 'How well the explanation predicts the activation (rank correlation)' },
-    { key: 'density', title: 'Density', width: '114px', number: true, value: density, hint: 'Share of samples on which it is active',
+    { key: 'density', title: 'Density', width: '112px', number: true, phone: '52px', value: density, hint: 'Share of samples on which it is active',
       cell: j => [percent(density(j)), meter(isDead(j) ? 0 : 1 + Math.log10(density(j)) / rare)] },
     { key: 'mean', title: 'Mean', width: '70px', number: true, value: j => (isDead(j) ? NaN : array('mean')[j]),
       cell: j => (isDead(j) ? '–' : digits(array('mean')[j])), hint: 'Mean of its nonzero coefficients' },

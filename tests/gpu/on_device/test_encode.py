@@ -116,9 +116,9 @@ def test_atoms_are_chosen_again_within_the_bound_on_steps(space, data):
 @pytest.mark.parametrize("nonneg", [False, True])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_refit_equals_cpu(space, data, nonneg, dtype, monkeypatch):
-    from dbksvd_dask.gpu import encode
+    from dbksvd_dask.gpu import products
 
-    monkeypatch.setattr(encode, "_REFIT_BLOCKS", 2)  # several samples per block: scratch is used again
+    monkeypatch.setattr(products, "_REFIT_BLOCKS", 2)  # several samples per block: scratch is used again
     Y, D = data(3, 30, 12, dtype)
     how = {"nonneg": nonneg, "refit": True}
     assert_equals_cpu(Y, D, 4, run(space, Y, D, 4, **how), 2e-5 if nonneg else 1e-5, **how)
@@ -164,15 +164,15 @@ def test_orthogonal_pursuit_takes_the_gram_wherever_it_is(space, data):
 
 
 def test_gram_residual_and_norms_equal_cpu(space, data):
-    from dbksvd_dask.gpu import encode
+    from dbksvd_dask.gpu import encode, products
 
     Y, D = data(9, 30, 20)
     atom, coefficient = cpu.encode_rows(Y, D, cpu.gram_matrix(D), EncodeSpec(4, rtol=0.5))
-    R = encode.residual(*(space.asarray(a) for a in (Y, atom, coefficient, D)))
+    R = products.residual(*(space.asarray(a) for a in (Y, atom, coefficient, D)))
     np.testing.assert_allclose(space.to_host(R), cpu.residual(Y, atom, coefficient, D), atol=1e-6)
     gram = encode.gram_matrix(space.asarray(D))
     np.testing.assert_allclose(space.to_host(gram), cpu.gram_matrix(D), atol=1e-6)
-    norm2 = encode.squared_norms(space.asarray(Y))
+    norm2 = products.squared_norms(space.asarray(Y))
     np.testing.assert_allclose(space.to_host(norm2), cpu.squared_norms(Y), rtol=1e-12)
 
 

@@ -64,6 +64,7 @@ def test_fit_on_the_device_equals_the_cpu(space, planned, samples, plan):
         {"nonneg": True},
         {"refit": True, "lanczos_steps": 3},
         {"encoder": "omp"},
+        {"gram": "never", "refit": True},
         {"dead_atoms": "random", "lanczos_steps": 1},
     ],
     ids=lambda how: next(iter(how)),
