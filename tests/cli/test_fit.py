@@ -145,14 +145,14 @@ def test_plan_says_what_it_takes_and_does_nothing(tmp_path, store):
     assert plan["read_bytes"] == (2 * (256 + 60) + 540) * 16 * 4
     assert plan["estimated_seconds"] > 0
     assert plan["not_estimated"].startswith("start-up: a few seconds")
-    assert (plan["workers"], plan["chunks_per_batch"], plan["tasks_per_worker"]) == (0, 2, None)
+    assert (plan["chunks_per_batch"], plan["tasks_per_worker"]) == (2, None)
     assert plan["memory_bytes"] == DBKSVD(24, 3, batch_size=256, chunk_size=128).plan(store).total
 
 
 def test_plan_counts_the_tasks_of_workers_without_starting_them(tmp_path, store):
     how = (*SMALL, "--workers", 4, "--threads", 2, "--plan", "--json")
     plan = json.loads(jobs.command("fit", store, tmp_path / "run", *how)[1])
-    assert (plan["workers"], plan["threads"], plan["chunks_per_batch"]) == (4, 8, 2)
+    assert (plan["workers"], plan["chunks_per_batch"]) == ("4 with 2 threads each", 2)
     assert plan["tasks_per_worker"] == plan["tasks_per_batch"] / 4 < 60
     assert (
         plan["advice"] == "6 of 8 threads have no chunk; use --batch-size 1024 or more, or --chunk-size 32 or less"

@@ -51,7 +51,9 @@ def test_a_plan_for_a_cluster_that_does_not_run(store, capsys):
     four = json.loads(out)
     assert four["workers"] == "4 with 8 threads each"
     assert four["chunks_per_batch"] == 16
-    assert four["advice"] == "only 16 of 32 threads get a chunk; --batch-size 3200 occupies all"
+    assert four["advice"] == (
+        "16 of 32 threads have no chunk; use --batch-size 3200 or more, or --chunk-size 50 or less"
+    )
     assert four["received_bytes"] > 0
     _, out, _ = run(capsys, "fit", store, "run", *size, "--plan-workers", "1x16", "--json")
     one = json.loads(out)
