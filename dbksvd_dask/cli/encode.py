@@ -43,6 +43,7 @@ PARAMETERS: dict[str, Any] = {
 @click.option("--finish", is_flag=True, help="Assemble what the parts have written.")
 @click.option("--resume", is_flag=True, help="Has no effect: an interrupted encode always resumes.")
 @output.log_option
+@output.status_option
 @options.scheduler_options
 @output.force_option
 @output.plan_option
@@ -71,10 +72,11 @@ def command(store: str, dictionary: str, path: str, as_json: bool, show_plan: bo
     options.require_order("encode", store, dictionary)
     store, path = options.seen_by_workers(store, where), options.seen_by_workers(path, where)
     if show_plan:
-        how = {name: value for name, value in given.items() if name not in ("finish", "resume", "log")}
+        how = {name: value for name, value in given.items() if name not in ("finish", "resume", "log", "status")}
         output.report(estimate_encode(store, dictionary, path, **how), as_json)
         return
-    with cluster.connect(**where), watching(as_json, given.pop("log")) as callbacks:
+    log, status = given.pop("log"), given.pop("status")
+    with cluster.connect(**where), watching(as_json, log, status=status) as callbacks:
         result = encode_store(store, dictionary, path, callbacks=callbacks, **given)
     output.report(asdict(result), as_json, _describe(result, given["part"]))
     if result.finished:

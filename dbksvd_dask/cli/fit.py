@@ -219,6 +219,8 @@ def _plan(
         "parameters": {name: value for name, value in p.to_json().items() if name not in ("n_atoms", "k")},
         "iterations": p.n_iter,
         "batch_rows": stream.rows_per_batch,
+        "workers": tasks.workers,
+        "threads": tasks.threads,
         "chunks_per_batch": tasks.chunks,
         "tasks_per_batch": tasks.tasks,
         "tasks_per_worker": tasks.tasks_per_worker,
@@ -263,7 +265,6 @@ def _on_cluster(work: Any, trainer: Any, reader: Any, threads: list[int], tasks:
     speed = estimate.product_speed(work.n_features, p.n_atoms, trainer.dtype) / CPU_COUNT
     spent = estimate.cluster_seconds(work, batch, workers, speed, estimate.read_speed(reader))
     return {
-        "workers": f"{workers.processes} with {workers.threads} threads each",
         "received_bytes": p.n_iter * estimate.moved_bytes(work, batch, workers),
         "estimated_seconds": sum(spent.values()),
         "estimated_parts": ", ".join(f"{name} {_words.format_seconds(value)}" for name, value in spent.items()),

@@ -62,11 +62,18 @@ CHECKED = {
     help="Read every chunk back and compare it; default, except with --link, where it records checksums.",
 )
 @output.log_option
+@output.status_option
 @output.force_option
 @output.plan_option
 @output.json_option
 def command(
-    source: tuple[str, ...], path: str, as_json: bool, show_plan: bool, log: str | None, **options: Any
+    source: tuple[str, ...],
+    path: str,
+    as_json: bool,
+    show_plan: bool,
+    log: str | None,
+    status: str | None,
+    **options: Any,
 ) -> None:
     """Turn activations on disk into a store that `fit` and `encode` read at full speed.
 
@@ -101,7 +108,7 @@ def command(
     if show_plan:
         output.report(estimate_import(source, path, **options), as_json)
         return
-    with output.watching(as_json, log) as callbacks:
+    with output.watching(as_json, log, status=status) as callbacks:
         result = import_activations(source, path, callbacks=callbacks, **options)
     text = (
         f"{result.path}: {result.n_samples} x {result.n_features} {result.dtype} "

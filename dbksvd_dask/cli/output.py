@@ -67,6 +67,12 @@ def log_option(function: F) -> F:
     return click.option("--log", type=click.Path(dir_okay=False), help=text)(function)
 
 
+def status_option(function: F) -> F:
+    """Add --status: the state of the job as one small file."""
+    text = "Keep this JSON file up to date with the state of the job; `dbksvd info FILE` reads it."
+    return click.option("--status", type=click.Path(dir_okay=False), help=text)(function)
+
+
 def report(fields: Mapping[str, Any], as_json: bool, text: str | None = None) -> None:
     """Print a result: as JSON, as the given text, or as lines of name and value.
 
@@ -151,7 +157,9 @@ def _joined(texts: list[str]) -> str:
 
 
 @contextlib.contextmanager
-def watching(as_json: bool, log: str | None = None, track: str | None = None) -> Iterator[list[events.Callback]]:
+def watching(
+    as_json: bool, log: str | None = None, track: str | None = None, status: str | None = None
+) -> Iterator[list[events.Callback]]:
     """Yield the callbacks of a command: a bar on a terminal, else lines, and a log if asked for.
 
     Parameters
@@ -162,8 +170,15 @@ def watching(as_json: bool, log: str | None = None, track: str | None = None) ->
         File for JSON lines.
     track : str, optional
         Experiment tracker and project, TOOL:PROJECT.
+    status : str, optional
+        File for the state of the job.
     """
     from dbksvd_dask import progress
 
-    with progress.subscribers(bar=False if as_json else None, log=log, track=track) as callbacks:
+    with contextlib.ExitStack() as stack:
+        callbacks = stack.enter_context(progress.subscribers(bar=False if as_json else None, log=log, track=track))
+        if status is not None:
+            from dbksvd_dask.status import StatusFile
+
+            callbacks.append(stack.enter_context(StatusFile(status)))
         yield callbacks

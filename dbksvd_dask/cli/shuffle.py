@@ -20,11 +20,14 @@ from dbksvd_dask.cli import output
 @click.option("--compressor", type=click.Choice(["zstd", "blosc"]), help="Default: none, which reads fastest.")
 @click.option("--scratch", type=click.Path(), help="Folder for the first pass; default: beside DST.")
 @output.log_option
+@output.status_option
 @output.verify_option
 @output.force_option
 @output.plan_option
 @output.json_option
-def command(source: str, path: str, as_json: bool, show_plan: bool, log: str | None, **options: Any) -> None:
+def command(
+    source: str, path: str, as_json: bool, show_plan: bool, log: str | None, status: str | None, **options: Any
+) -> None:
     """Shuffle the rows of a store, so that every batch of a fit is a sample of the whole.
 
     Neighbouring rows of most stores come from the same text. A fit reads whole chunks, and learns poorly from
@@ -44,7 +47,7 @@ def command(source: str, path: str, as_json: bool, show_plan: bool, log: str | N
     if show_plan:
         output.report(estimate_shuffle(source, path, **options), as_json)
         return
-    with output.watching(as_json, log) as callbacks:
+    with output.watching(as_json, log, status=status) as callbacks:
         result = shuffle_activations(source, path, callbacks=callbacks, **options)
     text = (
         f"{result.path}: {result.n_samples} x {result.n_features} ({_words.format_bytes(result.nbytes)}) in "

@@ -55,6 +55,7 @@ class BatchSpec(NamedTuple):
     dtype: Any
     place: Placement = CPU
     weights: AtomWeights | None = None  # only for a dictionary of one group
+    half_weight: float = 0.0  # of one group: residual norm that halves a sample in the update; 0: all count alike
 
 
 class Upcoming(NamedTuple):
@@ -254,6 +255,7 @@ def _setting(
         rule=rule_of(spec.dead_atoms),
         mean=mean,
         weights=spec.weights,
+        half_weight=spec.half_weight,
     )
 
 

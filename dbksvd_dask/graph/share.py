@@ -39,6 +39,7 @@ class Setting(NamedTuple):
     rule: Rule
     mean: np.ndarray | None = None  # (n_features,)
     weights: AtomWeights | None = None
+    half_weight: float = 0.0  # residual norm that halves a sample in the update; 0: all count alike
 
 
 class States(NamedTuple):
@@ -122,7 +123,9 @@ def encode_samples(start: int, rows: list[Any], setting: Setting, D: Any, gram: 
         with device.turn(setting.place.pursuit):
             Y = prepare(raw, ref.where, setting.mean, setting.dtype, setting.place)
             state, counts = compute.encode_chunk(Y, D, gram, setting.spec, setting.rounds, setting.weights)
-            return state._replace(stats=compute.chunk_stats(Y, state, counts))
+            state = state._replace(stats=compute.chunk_stats(Y, state, counts))
+        del raw, Y  # the weighed residual takes their room
+        return compute.weigh_samples(state, setting.half_weight) if setting.half_weight > 0 else state
 
     return _begun(start, rows, encode, setting)
 

@@ -50,8 +50,8 @@ def encode_unit(
     atom = np.empty((stop - first, how.spec.k), np.int32)
     coefficient = np.empty((stop - first, how.spec.k), goal.coefficient_dtype)
     sums = []
-    for start in range(first, stop, goal.chunk_rows):
-        raw = reader.read(start, min(start + goal.chunk_rows, stop))
+    for start in range(first, stop, goal.read_rows):
+        raw = reader.read(start, min(start + goal.read_rows, stop))
         for a, b in plan_units.split_rows(raw.shape[0], BLOCK_ROWS):
             where = StoreRows(reader, np.arange(start + a, start + b)).where
             Y = prepare(raw[a:b], where, how.mean, how.dtype)

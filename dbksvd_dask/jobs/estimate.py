@@ -206,9 +206,15 @@ def moved_bytes(work: FitWork, batch: BatchShape, workers: Workers) -> int:
     cost = _exchange(batch, workers)
     if cost.hops == 0:
         return 0
-    shared = work.gram and not computes_gram_alone(work.n_features, workers.threads)
-    gram = work.n_atoms**2 * batch.atom_bytes // work.n_features // 2 if shared else 0
-    return (1 + cost.received * batch.lanczos_steps) * work.n_atoms * batch.atom_bytes + gram
+    sums = cost.received * batch.lanczos_steps
+    return (1 + sums) * work.n_atoms * batch.atom_bytes + _gram_tiles(work, batch, workers)
+
+
+def _gram_tiles(work: FitWork, batch: BatchShape, workers: Workers) -> int:
+    """Return the bytes of the tiles of a gram that workers share; 0 if each computes all of them."""
+    if not work.gram or computes_gram_alone(work.n_features, workers.threads):
+        return 0
+    return work.n_atoms**2 * batch.atom_bytes // work.n_features // 2
 
 
 def cluster_seconds(
@@ -235,8 +241,7 @@ def cluster_seconds(
     idle = -(-batch.n_chunks // slots) * slots / batch.n_chunks  # threads without a chunk in the last turn
     cost, exchanges = _exchange(batch, workers), batch.n_rounds * batch.lanczos_steps
     sent = (1 + batch.lanczos_steps) * cost.transfers * work.n_atoms * batch.atom_bytes
-    if cost.hops and work.gram and not computes_gram_alone(work.n_features, workers.threads):
-        sent += work.n_atoms**2 * batch.atom_bytes // work.n_features // 2
+    sent += _gram_tiles(work, batch, workers) if cost.hops else 0
     # sums leave the states by a task of their own, once per round
     hops = exchanges * cost.hops + batch.n_rounds if cost.hops else 0
     return {
@@ -373,7 +378,7 @@ def estimate_encode(
         n_features=reader.n_features,
         n_atoms=plan.n_atoms,
         n_top=plan.n_top,
-        chunk_rows=plan.chunk_rows,
+        chunk_rows=plan.read_rows,
         block_rows=BLOCK_ROWS,
         unit_bytes=plan.nbytes(plan.unit_rows),
         stored_itemsize=reader.stored.itemsize,
