@@ -94,7 +94,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     seed : int, default 0
         Everything random follows from it.
     checkpoint : path or None, default None
-        Local folder to which the state of the fit is written.
+        Folder or fsspec URL to which the state of the fit is written.
     callbacks : sequence of callables, default ()
         Each is called with progress events (`dbksvd_dask.events`).
     checkpoint_every : int, default 1
@@ -394,7 +394,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
         Parameters
         ----------
-        path : local folder to write
+        path : folder or fsspec URL to write
         overwrite : replace the dictionary that is there
 
         Returns

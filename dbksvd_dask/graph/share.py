@@ -39,7 +39,7 @@ class Setting(NamedTuple):
     rule: Rule
     mean: np.ndarray | None = None  # (n_features,)
     weights: AtomWeights | None = None
-    half_weight: float = 0.0  # see `graph.batch.BatchSpec`
+    half_weight: float = 0.0  # residual norm that halves a sample in the update; 0: all count alike
 
 
 class States(NamedTuple):
