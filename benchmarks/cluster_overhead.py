@@ -89,8 +89,8 @@ def measure_kernels(rows: int = 8192, n_features: int = 768, n_atoms: int = 4096
         return min(times), out
 
     with single_blas_thread():
-        gram, tiles = best(lambda: [encode.gram_tile(D, *pair) for pair in pairs])
-        assemble, whole = best(lambda: encode.assemble_gram(n_atoms, tiles))
+        gram, tiles = best(lambda: [encode.compact_gram_tile(D, *pair) for pair in pairs])
+        assemble, whole = best(lambda: encode.assemble_compact_gram(n_atoms, tiles))
         seconds, (state, counts) = best(lambda: chunk.encode_chunk(Y, D, whole, EncodeSpec(k), rounds))
     more, stats = best(lambda: chunk.chunk_stats(Y, state, counts))
     state = state._replace(stats=stats)

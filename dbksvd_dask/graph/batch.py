@@ -120,7 +120,8 @@ class _Builder:
         settings = self.exchange.broadcast(names.data(setting, f"setting-{g}"), "setting", (g,))
         atoms = [names.inline(_atoms, one) for one in settings]
         D = dictionaries_of(names, atoms, g, self.spec.place)
-        grams = grams_of(names, atoms, setting.D.shape, setting.spec, g, self.spec.place)
+        weighted = setting.weights is not None
+        grams = grams_of(names, atoms, setting.D.shape, setting.spec, g, self.spec.place, weighted)
         encode = share.encode_samples if g == 0 else share.encode_residual
         states = self.each(encode, "encode", (g,), *before, settings, D, grams)
         encoded = self.each(share.encoded_of, "stats", (g,), states, self.same(n_chunks))

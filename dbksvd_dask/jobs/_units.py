@@ -83,10 +83,12 @@ def _narrow(coefficient: np.ndarray, dtype: str) -> np.ndarray:
     return coefficient.astype(dtype)
 
 
-def hold_dictionary(D: np.ndarray, spec: EncodeSpec, place: Placement = CPU) -> tuple[Delayed, Delayed | None]:
+def hold_dictionary(
+    D: np.ndarray, spec: EncodeSpec, place: Placement = CPU, weighted: bool = False
+) -> tuple[Delayed, Delayed | None]:
     """Compute the dictionary and its gram, if it has one, once and keep them where the tasks run."""
     names = Tasks()
-    dictionary, gram = dictionary_and_gram(names, D, spec, place)
+    dictionary, gram = dictionary_and_gram(names, D, spec, place, weighted)
     if gram is None:
         return dask.persist(names.finish(dictionary))[0], None
     return dask.persist(names.finish(dictionary), names.finish(gram))

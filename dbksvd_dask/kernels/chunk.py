@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dbksvd_dask.kernels import encode, lanczos, products, update
+from dbksvd_dask.kernels import encode, lanczos_rows, products, update
 from dbksvd_dask.kernels._jit import kernel_input
 from dbksvd_dask.kernels.blas import one_blas_thread
 from dbksvd_dask.kernels.dead_atoms import Candidates, Rule, SeedPath
@@ -124,7 +124,7 @@ def squared_norms(Y: np.ndarray) -> np.ndarray:
 def encode_rows(
     Y: np.ndarray,
     D: np.ndarray,
-    gram: np.ndarray | None,
+    gram: encode.Gram | None,
     spec: EncodeSpec,
     weights: AtomWeights | None = None,
     first: int = 0,
@@ -142,7 +142,7 @@ def residual(Y: np.ndarray, atom: np.ndarray, coefficient: np.ndarray, D: np.nda
 def measure(
     Y: np.ndarray,
     D: np.ndarray,
-    gram: np.ndarray | None,
+    gram: encode.Gram | None,
     spec: EncodeSpec,
     weights: AtomWeights | None = None,
     first: int = 0,
@@ -157,7 +157,7 @@ def measure(
 def encode_chunk(
     Y: np.ndarray,
     D: np.ndarray,
-    gram: np.ndarray | None,
+    gram: encode.Gram | None,
     spec: EncodeSpec,
     rounds: Rounds,
     weights: AtomWeights | None = None,
@@ -280,25 +280,25 @@ def add_parts(parts: list[tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
 def begin_round(parts: list[RoundSums], D: np.ndarray, members: np.ndarray) -> LanczosState:
     """Start a round from the chunks' partial sums."""
     W, (x2,), unit = add_sums(parts)
-    return lanczos.warm_start(W, x2, D[members], unit)
+    return lanczos_rows.warm_start(W, x2, D, members, unit)
 
 
 def advance_round(parts: list[RoundSums], lz: LanczosState, D: np.ndarray, members: np.ndarray) -> LanczosState:
     """Take one Lanczos step of a round from the chunks' partial sums."""
     W, (sx, s2), unit = add_sums(parts)
-    return lanczos.advance(lz, W, sx, s2, D[members], unit)
+    return lanczos_rows.advance(lz, W, sx, s2, D, members, unit)
 
 
 def finish_round(lz: LanczosState, D: np.ndarray, members: np.ndarray) -> np.ndarray:
     """Return the new atoms of a round: (n_local, d)."""
-    return frozen(lanczos.leading_vectors(lz, D[members]))
+    return frozen(lanczos_rows.leading_vectors(lz, D, members))
 
 
 def refresh_chunk(
     state: ChunkState, r: int, D: np.ndarray, members: np.ndarray, new: np.ndarray, nonneg: bool
 ) -> ChunkState:
     """Exchange the atoms of round `r` and refit their coefficients."""
-    arrays = (state.R, state.coefficient, state.start[r], state.pos, state.local, D[members], new)
+    arrays = (state.R, state.coefficient, state.start[r], state.pos, state.local, D, members, new)
     R, coefficient = update.refresh(*(*_inputs(*arrays), nonneg))
     return state._replace(R=frozen(R), coefficient=frozen(coefficient))
 

@@ -65,7 +65,9 @@ def test_equal_weights_change_nothing(rng, make_dictionary, how, dtype):
     spec, weights = EncodeSpec(6, **how), AtomWeights(np.ones(300), np.ones(300))
     gram = gram_matrix(D)
     for a, b in zip(encode_rows(Y, D, gram, spec), encode_rows(Y, D, gram, spec, weights), strict=True):
-        assert a.tobytes() == b.tobytes()
+        if dtype == np.float64:
+            assert a.tobytes() == b.tobytes()
+        np.testing.assert_allclose(a, b, rtol=2e-6)  # without weights, float32 products come from a compact gram
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.1, 0.3, 2.0])
