@@ -38,7 +38,7 @@ lint: $(VENV)/.installed
 test: lint
 	$(PYTEST)
 
-# What a change is tried with again and again: under a minute.
+# What to run after every edit: under a minute.
 test-fast: $(VENV)/.installed
 	$(PYTEST) -m "not slow and not cluster and not browser and not network and not gpu"
 
@@ -80,7 +80,7 @@ lock: $(VENV)/.installed
 	$(BIN)/uv pip compile --quiet --universal --upgrade --python-version 3.11 --extra dev --no-header --no-annotate \
 		--output-file requirements-dev.lock pyproject.toml
 
-# On a machine with a card: the GPU tests on real CuPy arrays, then the times that belong into docs/gpu.md.
+# On a machine with a card: the GPU tests on real CuPy arrays, then the times for docs/gpu.md.
 test-gpu: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[gpu,test]'
 	$(BIN)/python -m benchmarks.gpu --check

@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks._stores import made_up_rows
 from dbksvd_dask.evaluate.metrics import variance_explained
 from dbksvd_dask.kernels.blas import single_blas_thread
-from dbksvd_dask.kernels.encode import encode_rows, gram_matrix, residual
+from dbksvd_dask.kernels.encode import encode_rows, gram_for, residual
 from dbksvd_dask.kernels.moments import moments
 from dbksvd_dask.plan.encoder import EncodeSpec
 from dbksvd_dask.store.activations import open_rows
@@ -172,7 +172,8 @@ def explained(Y: np.ndarray, D: np.ndarray, k: int, encoder: str = "mp", refit: 
     """Variance explained of rows by a dictionary with one of our encoders."""
     atoms = unit_atoms(D)
     with single_blas_thread():
-        atom, coefficient = encode_rows(Y, atoms, gram_matrix(atoms), EncodeSpec(k, encoder, refit=refit))
+        spec = EncodeSpec(k, encoder, refit=refit)
+        atom, coefficient = encode_rows(Y, atoms, gram_for(atoms, spec), spec)
         return variance_explained(moments(Y, residual(Y, atom, coefficient, atoms))).value
 
 

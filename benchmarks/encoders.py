@@ -34,7 +34,7 @@ from benchmarks.common import (
 )
 from benchmarks.peer_base import data_atoms
 from dbksvd_dask.kernels.blas import single_blas_thread
-from dbksvd_dask.kernels.encode import encode_rows, gram_matrix
+from dbksvd_dask.kernels.encode import encode_rows, gram_for
 from dbksvd_dask.plan.encoder import EncodeSpec
 
 # size: list of (features, atoms, k, rows), and repeats
@@ -57,17 +57,17 @@ class Contender:
 
 def ours(problem: Problem, D: np.ndarray) -> dict[str, Contender]:
     """Our encoders: `encode_rows` in one thread, as a Dask task calls it."""
-    given = gram_matrix(D)
 
-    def encoder(spec: EncodeSpec, gram: np.ndarray | None = None) -> Contender:
-        return Contender(lambda Y: encode_rows(Y, D, gram_matrix(D) if gram is None else gram, spec))
+    def encoder(spec: EncodeSpec, gram_given: bool = False) -> Contender:
+        given = gram_for(D, spec) if gram_given else None
+        return Contender(lambda Y: encode_rows(Y, D, given if gram_given else gram_for(D, spec), spec))
 
     return {
         "MP": encoder(EncodeSpec(problem.k)),
-        "MP, gram given": encoder(EncodeSpec(problem.k), given),
+        "MP, gram given": encoder(EncodeSpec(problem.k), gram_given=True),
         "MP + refit": encoder(EncodeSpec(problem.k, refit=True)),
         "OMP": encoder(EncodeSpec(problem.k, "omp")),
-        "OMP, gram given": encoder(EncodeSpec(problem.k, "omp"), given),
+        "OMP, gram given": encoder(EncodeSpec(problem.k, "omp"), gram_given=True),
     }
 
 

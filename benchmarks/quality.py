@@ -46,7 +46,7 @@ from dbksvd_dask.evaluate import autointerp
 from dbksvd_dask.evaluate.coherence import coherence
 from dbksvd_dask.evaluate.features import CodeFeatures
 from dbksvd_dask.evaluate.probing import probe
-from dbksvd_dask.kernels.encode import encode_rows, gram_matrix
+from dbksvd_dask.kernels.encode import encode_rows, gram_for
 from dbksvd_dask.plan.encoder import EncodeSpec
 from dbksvd_dask.store.activations import open_activations
 
@@ -143,7 +143,8 @@ def load_labelled(data: str | None, size: Size, k: int, label: str) -> Labelled:
 def assess(D: np.ndarray, samples: Labelled) -> dict[str, Any]:
     """Variance explained, probing and autointerpretation of one dictionary, by one matching pursuit."""
     problem, atoms = samples.problem, unit_atoms(D)
-    atom, coefficient = encode_rows(problem.test, atoms, gram_matrix(atoms), EncodeSpec(problem.k))
+    spec = EncodeSpec(problem.k)
+    atom, coefficient = encode_rows(problem.test, atoms, gram_for(atoms, spec), spec)
     probed = probe(CodeFeatures.from_arrays(atom, coefficient, len(atoms)), samples.labels, small_classes="skip")
     result: dict[str, Any] = {
         "ve_mp": explained(problem.test, atoms, problem.k),

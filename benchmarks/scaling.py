@@ -2,9 +2,10 @@
 
     python -m benchmarks.scaling --json
 
-The model walks the graph's own tree of sums in integers. It is checked against the bytes that 2 and 4 local
-workers really sent each other, then extended to 1024 workers with the speeds given: weak scaling, the batch grows
-with the workers.
+The model walks the real graph of a batch for workers that need not exist, and counts what crosses from one to
+another. It is checked against the bytes that 2 and 4 local workers really sent each other, then extended to 1024
+workers: weak scaling, the batch grows with the workers. What a task costs the scheduler, what a worker and a hop
+cost, comes from `benchmarks.cluster_overhead`; the speed of the network is an assumption.
 """
 
 from __future__ import annotations
@@ -13,19 +14,25 @@ import argparse
 import json
 import os
 import tempfile
+from collections import Counter
+from functools import cache
 from typing import Any, NamedTuple
 
 import dask
 import numpy as np
+from dask.utils import key_split
 
+from benchmarks._sleeping import Planned
 from benchmarks._stores import write_store
 from dbksvd_dask import cluster
 from dbksvd_dask.graph import batch
 from dbksvd_dask.graph.sources import as_source
-from dbksvd_dask.kernels.encode import gram_bounds
-from dbksvd_dask.plan import seeds, units
+from dbksvd_dask.jobs.estimate import HOP_SECONDS, NETWORK_SPEED, TASK_SECONDS, WORKER_SECONDS
+from dbksvd_dask.kernels.encode import GRAM_BLOCK
+from dbksvd_dask.plan import seeds
 from dbksvd_dask.plan.encoder import EncodeSpec
 from dbksvd_dask.plan.groups import plan_groups
+from dbksvd_dask.plan.shares import Share, covering, exchange_cost, plan_shares
 
 
 class Batch(NamedTuple):
@@ -37,6 +44,11 @@ class Batch(NamedTuple):
     n_rounds: int = 8
     lanczos_steps: int = 2
     itemsize: int = 4
+
+    @property
+    def round_bytes(self) -> int:
+        """Bytes of the atoms of one round, and of the sums from which they are computed."""
+        return -(-self.n_atoms // self.n_rounds) * self.n_features * self.itemsize
 
 
 class Moved(NamedTuple):
@@ -53,37 +65,66 @@ class Moved(NamedTuple):
         return sum(self)
 
 
-def crossings(homes: list[int]) -> int:
-    """Partial sums that travel in one sum over all chunks.
+def shares_of(sizes: Batch, workers: int, threads: int) -> list[Share]:
+    """The chunks of workers that need not exist."""
+    return plan_shares(sizes.n_chunks, {f"w{w:04d}": threads for w in range(workers)})
 
-    >>> crossings([0, 0, 1, 1]), crossings([0, 1, 0, 1]), crossings([0, 0, 1, 1, 2, 2, 3, 3])
-    (1, 2, 3)
+
+def graph_of(sizes: Batch, shares: list[Share]) -> Any:
+    """The real graph of a batch of these sizes; its samples and atoms are zeros."""
+    rows, D = (np.zeros((n, sizes.n_features), np.float32) for n in (sizes.n_chunks, sizes.n_atoms))
+    groups = plan_groups(sizes.n_atoms, 1, None, sizes.n_rounds)
+    how = (groups, EncodeSpec(1), sizes.lanczos_steps, 1, "residual", 0, np.dtype(np.float32))
+    spec = batch.BatchSpec(*how)
+    return batch.build_batch(as_source(rows, 1), np.arange(sizes.n_chunks), D, None, spec, 0, shares=shares)
+
+
+def crossings(graph: Any) -> Counter[str]:
+    """Results of a graph that another worker receives, by the label of the task that gave them.
+
+    A worker that has received a result keeps it for its other tasks.
     """
-    moved = 0
-    for spans in units.tree_levels(len(homes), batch.FAN_IN):
-        moved += sum(homes[i] != homes[a] for a, b in spans for i in range(a, b))
-        homes = [homes[a] for a, _ in spans]
-    return moved
+    layers = list(graph.dask.layers.values())
+    home = layers[0].annotations["workers"] if layers[0].annotations else lambda key: []
+    seen = {
+        (used, home(key)[0])
+        for key, task in dict(graph.__dask_graph__()).items()
+        for used in task.dependencies
+        if home(key) and home(used) and home(key) != home(used)
+    }
+    return Counter(key_split(key) for key, _ in seen)
 
 
-def bytes_moved(sizes: Batch, workers: int) -> Moved:
+@cache
+def bytes_moved(sizes: Batch, workers: int, threads: int = 8) -> Moved:
     """What a batch moves when every worker has the same number of threads.
 
-    >>> bytes_moved(Batch(768, 4096, 4), 2)
-    Moved(dictionary=12582912, gram=41943040, sums=25165824, broadcasts=25165824)
+    >>> bytes_moved(Batch(768, 4096, 4), 2, threads=1)
+    Moved(dictionary=12582912, gram=41058304, sums=50331648, broadcasts=11010048)
+    >>> bytes_moved(Batch(768, 4096, 32), 4, threads=8).gram
+    0
     """
-    homes = units.spread(sizes.n_chunks, [1] * workers)
-    others = len(set(homes)) - 1
-    atoms = sizes.n_features * sizes.itemsize
-    bounds = gram_bounds(sizes.n_atoms)
-    tiles = sum((b - a) * (d - c) for i, (a, b) in enumerate(bounds) for c, d in bounds[i:]) * sizes.itemsize
-    every_round = sizes.n_atoms * atoms  # the atoms of all rounds together
+    shares = shares_of(sizes, workers, threads)
+    moved = crossings(graph_of(sizes, shares))
+    nodes = max(len(covering(share.start, share.stop, sizes.n_chunks)) for share in shares)
+    whole = sizes.n_atoms * sizes.n_features * sizes.itemsize
+    together = -(-len(shares) // -(-len(shares) // 8))  # workers that share the tiles of a gram
+    up = sum(n for label, n in moved.items() if label in ("lanczos-start", "lanczos-product"))
+    across = sum(n for label, n in moved.items() if label.endswith("-sum") and label.startswith("lanczos"))
+    down = sum(n for label, n in moved.items() if label in ("round", "copied-round", "lanczos-step"))
+    down += moved["copied-lanczos-step"]
     return Moved(
-        dictionary=others * sizes.n_atoms * atoms,
-        gram=others * tiles,
-        sums=sizes.lanczos_steps * crossings(homes) * every_round,
-        broadcasts=sizes.lanczos_steps * others * every_round,
+        dictionary=(moved["setting"] + moved["setting-copy"] + moved["copied-setting-copy"]) * whole,
+        gram=moved["gram-tiles"] * _tile_bytes(sizes) // together,
+        sums=(up + across) * nodes * sizes.round_bytes,
+        broadcasts=down * sizes.round_bytes,
     )
+
+
+def _tile_bytes(sizes: Batch) -> int:
+    """Bytes of the tiles of the upper triangle of a gram."""
+    ends = [min(GRAM_BLOCK, sizes.n_atoms - a) for a in range(0, sizes.n_atoms, GRAM_BLOCK)]
+    return sum(a * b for i, a in enumerate(ends) for b in ends[i:]) * sizes.itemsize
 
 
 def barriers(sizes: Batch) -> int:
@@ -96,38 +137,44 @@ def barriers(sizes: Batch) -> int:
 
 
 class Machine(NamedTuple):
-    """Speeds for the simulation."""
+    """Speeds for the simulation; those of Dask from `benchmarks.cluster_overhead` on 2 workers."""
 
-    core_seconds_per_row: float = 1.7e-4  # d=768, 4096 atoms, k=32: 5.6 core seconds for 32,768 rows
+    planned: Planned = Planned()  # seconds of a chunk of 8,192 rows
     threads: int = 8
-    bytes_per_second: float = 1.0e9  # of one worker's network
-    latency: float = 0.01  # from the end of a task to the start of one that waited for it, elsewhere
-    task_seconds: float = 0.0005  # of the scheduler, per task
+    bytes_per_second: float = NETWORK_SPEED  # of one worker: an assumption
+    hop: float = HOP_SECONDS
+    task_seconds: float = TASK_SECONDS
+    worker_seconds: float = WORKER_SECONDS
 
 
-def n_tasks(sizes: Batch, homes: int) -> int:
+@cache
+def n_tasks(sizes: Batch, workers: int, threads: int = 8) -> int:
     """Tasks of a batch."""
-    c = sizes.n_chunks
-    sums = sum(len(level) for level in units.tree_levels(c, batch.FAN_IN)[:-1])
-    tiles = len(gram_bounds(sizes.n_atoms)) * (len(gram_bounds(sizes.n_atoms)) + 1) // 2
-    per_round = sizes.lanczos_steps * (c + sums + 1) + c
-    return tiles + homes + 4 * c + 4 + sizes.n_rounds * per_round
+    return batch.count_tasks(graph_of(sizes, shares_of(sizes, workers, threads)))
+
+
+SPENT = ("compute", "network", "waiting", "handling", "scheduling")
 
 
 def simulate(sizes: Batch, workers: int, rows: int, machine: Machine) -> dict[str, float]:
-    """Seconds of one batch, by what they are spent on."""
-    homes = len(set(units.spread(sizes.n_chunks, [machine.threads] * workers)))
-    depth = max(1, (homes - 1).bit_length())
-    part = -(-sizes.n_atoms // sizes.n_rounds) * sizes.n_features * sizes.itemsize
-    hop = machine.latency + part / machine.bytes_per_second
-    gram = bytes_moved(sizes, homes).gram / max(1, homes) / machine.bytes_per_second
-    slots = min(sizes.n_chunks, workers * machine.threads)
-    waves = -(-sizes.n_chunks // slots)
-    compute = machine.core_seconds_per_row * rows / sizes.n_chunks * waves
-    # a sum goes up the tree, the result down again
-    sync = (barriers(sizes) - 1) * 2 * depth * hop if homes > 1 else 0.0
-    scheduler = n_tasks(sizes, homes) * machine.task_seconds
-    return {"compute": compute, "gram": gram, "sync": sync, "scheduler": scheduler}
+    """Seconds of one batch, by what they are spent on; every worker has cores and a network of its own."""
+    shares = shares_of(sizes, workers, machine.threads)
+    hops, steps, _ = exchange_cost(shares)
+    scale = rows / sizes.n_chunks / 8192
+    seconds = machine.planned.compute(machine.threads, sizes.n_rounds, sizes.lanczos_steps)
+    fixed = machine.planned.compute(machine.threads, 0, 0) - machine.planned.encode - machine.planned.close
+    tasks = n_tasks(sizes, workers, machine.threads)
+    exchanges = sizes.n_rounds * sizes.lanczos_steps
+    whole = sizes.n_atoms * sizes.n_features * sizes.itemsize
+    # sums are taken out of states by a task of their own, once per round
+    waiting = (exchanges * hops + sizes.n_rounds) * machine.hop if workers > 1 else 0.0
+    return {
+        "compute": scale * (seconds - fixed) + fixed,
+        "network": (exchanges * steps * sizes.round_bytes + steps * whole) / machine.bytes_per_second,
+        "waiting": waiting,
+        "handling": tasks / workers * machine.worker_seconds,
+        "scheduling": tasks * machine.task_seconds,
+    }
 
 
 def table_of(args: argparse.Namespace, machine: Machine) -> list[dict[str, Any]]:
@@ -138,12 +185,12 @@ def table_of(args: argparse.Namespace, machine: Machine) -> list[dict[str, Any]]
             chunks = workers * machine.threads
             sizes, rows = Batch(args.features, args.atoms, chunks, n_rounds), per_thread * chunks
             spent = simulate(sizes, workers, rows, machine)
-            seconds, moved = sum(spent.values()), bytes_moved(sizes, workers)
+            seconds, moved = sum(spent.values()), bytes_moved(sizes, workers, machine.threads)
             out.append(
                 {"rows": rows, "rows_per_thread": per_thread, "rounds": n_rounds, "workers": workers}
-                | {"tasks": n_tasks(sizes, workers), "barriers": barriers(sizes)}
+                | {"tasks": n_tasks(sizes, workers, machine.threads), "barriers": barriers(sizes)}
                 | {"bytes_per_worker": moved.total // workers, "seconds": seconds}
-                | {"efficiency": machine.core_seconds_per_row * per_thread / seconds, **spent}
+                | {"efficiency": spent["compute"] / seconds, **spent}
             )
     return out
 
@@ -174,7 +221,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
         path = os.path.join(folder, "store.zarr")
         write_store(path, args.rows, args.features, chunk_rows=args.chunk_size)
         for workers in args.workers:
-            model, real = bytes_moved(sizes, workers).total, measured(args, workers, path)
+            model, real = bytes_moved(sizes, workers, threads=1).total, measured(args, workers, path)
             checks.append({"workers": workers, "model": model, "measured": real, "ratio": real / model})
     setting = {"features": args.features, "atoms": args.atoms, "rows": args.rows, "chunks": sizes.n_chunks}
     return {"setting": setting, "checks": checks, "model": table_of(args, Machine())}
@@ -201,8 +248,9 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         moved, spent = row["bytes_per_worker"] / 1e6, row["seconds"]
         print(
             f"{row['rows_per_thread']:6d} rows/thread {row['rounds']} rounds {row['workers']:5d} workers "
-            f"{row['tasks']:7d} tasks {moved:5.0f} MB/worker {row['barriers']:3d} barriers {spent:7.2f} s "
-            f"efficiency {row['efficiency']:.2f}"
+            f"{row['tasks']:7d} tasks {moved:5.0f} MB/worker {spent:7.2f} s efficiency {row['efficiency']:.2f} ("
+            + ", ".join(f"{name} {row[name]:.2f}" for name in SPENT)
+            + ")"
         )
     return result
 

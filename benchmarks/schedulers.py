@@ -54,8 +54,8 @@ def plain_batch(
     rounds = chunk.invert_rounds(plan_rounds(group, spec.seed, 0), D.shape[0])
     bounds = encode.gram_bounds(D.shape[0])
     pairs = [(rows_, columns) for i, rows_ in enumerate(bounds) for columns in bounds[i:]]
-    tile = one_blas_thread(encode.gram_tile)
-    gram = encode.assemble_gram(D.shape[0], each(lambda p: tile(D, *p), pairs))
+    tile = one_blas_thread(encode.compact_gram_tile)
+    gram = encode.assemble_compact_gram(D.shape[0], each(lambda p: tile(D, *p), pairs))
 
     def first(span: tuple[int, int]) -> Any:
         Y = load(source.take(rows[slice(*span)]), None, spec.dtype)

@@ -23,7 +23,7 @@ from benchmarks.common import cpu_seconds
 from benchmarks.peak import peak_of_this_process
 from dbksvd_dask import DBKSVD, encode, events
 from dbksvd_dask.kernels.blas import single_blas_thread
-from dbksvd_dask.kernels.encode import encode_rows, gram_matrix, residual
+from dbksvd_dask.kernels.encode import encode_rows, gram_for, residual
 from dbksvd_dask.plan.encoder import EncodeSpec
 
 SIZES = {
@@ -78,7 +78,7 @@ def bare_products(Y: np.ndarray, D: np.ndarray) -> None:
 def compare(Y: np.ndarray, D: np.ndarray, k: int, exact: bool = True) -> dict[str, Any]:
     """Encode rows without a gram, and with it where that is wanted."""
     spec, total = EncodeSpec(k), float(np.square(Y - Y.mean(axis=0), dtype=np.float64).sum())
-    ways = {"screened": None, **({"exact": gram_matrix(D)} if exact else {})}
+    ways = {"screened": None, **({"exact": gram_for(D, spec._replace(gram="always"))} if exact else {})}
     found: dict[str, Any] = {}
     with single_blas_thread():
         products, _ = timed(lambda: bare_products(Y, D))

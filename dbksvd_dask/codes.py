@@ -30,6 +30,19 @@ else:
     da = late("dask.array")
 
 
+class Codes(xr.Dataset):
+    """A Dataset of codes. It is not one array, and says so where scikit-learn wants one."""
+
+    __slots__ = ()
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        """Refuse to be an array."""
+        raise TypeError(
+            "codes are an xarray Dataset of `atom` and `coefficient`, not an array; in a scikit-learn Pipeline "
+            "use DBKSVD(..., output='sparse'), elsewhere codes_to_csr(codes)"
+        )
+
+
 def make_codes(atom: Any, coefficient: Any, attributes: dict[str, Any], sample: Any = None) -> xr.Dataset:
     """Codes as a Dataset with `atom` and `coefficient` over (`sample`, `slot`).
 
@@ -41,9 +54,7 @@ def make_codes(atom: Any, coefficient: Any, attributes: dict[str, Any], sample: 
     """
     dims = ("sample", "slot")
     coords = {} if sample is None else {"sample": sample}
-    return xr.Dataset(
-        {"atom": (dims, atom), "coefficient": (dims, coefficient)}, coords=coords, attrs=dict(attributes)
-    )
+    return Codes({"atom": (dims, atom), "coefficient": (dims, coefficient)}, coords=coords, attrs=dict(attributes))
 
 
 def _pair(codes: xr.Dataset) -> tuple[Any, Any]:
@@ -310,7 +321,7 @@ def open_codes(path: PathLike) -> xr.Dataset:
     atom, coefficient = codes_readers(text, attributes)
     rows = {"atom": CheckedAtoms(atom, int(attributes["n_atoms"])), "coefficient": RowsAsArray(coefficient)}
     variables = {name: (("sample", "slot"), _lazy(array)) for name, array in rows.items()}
-    return xr.Dataset(variables, attrs=attributes)
+    return Codes(variables, attrs=attributes)
 
 
 def _lazy(rows: RowsAsArray) -> da.Array:

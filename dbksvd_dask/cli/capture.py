@@ -21,14 +21,14 @@ from dbksvd_dask.cli.options import model_options, text_options
 )
 @text_options
 @click.option("--label", help="Column of the labels.")
-@click.option("--n-tokens", type=click.IntRange(1), help="Take whole windows until there are this many rows.")
-@click.option("--seed", type=click.IntRange(0), help="Mix the texts by this seed.  [default: their own order]")
+@click.option("--n-tokens", type=click.IntRange(1), help="Stop after the window that reaches this many rows.")
+@click.option("--seed", type=click.IntRange(0), help="Shuffle the texts with this seed.  [default: no shuffle]")
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16", "float16"]),
     default="float32",
     show_default=True,
-    help="Of the stores.",
+    help="Data type of the stores.",
 )
 @click.option("--chunk-rows", type=click.IntRange(1), help="Rows per chunk; default: 16 to 32 MiB.")
 @model_options
@@ -42,9 +42,9 @@ def command(model: str, texts: str, out: str, as_json: bool, log: str | None, **
     and .md (one text each), .parquet .tab .tsv .csv .jsonl (one text per row), also compressed (.zst .gz).
 
     A hook is a place in the model: resid:8 is the residual stream after block 8, counted from 0; mlp:8 and attn:8
-    are what MLP and attention of that block add to it. Blocks after the last hook are not computed.
+    are what the MLP and the attention of that block add to it. Blocks after the last hook are not computed.
 
-    A store appears when it is complete. If the capture is interrupted, the same command goes on where it stopped.
+    A store appears once it is complete. An interrupted capture resumes: run the same command again.
 
     \b
     dbksvd capture model/ texts/ acts --hook resid:8

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @options.scheduler_options
 @output.json_option
 def command(folder: str, small: bool, force: bool, as_json: bool, **given: Any) -> None:
-    """See it work on two photographs: learn a dictionary of their patches and rebuild one from its codes.
+    """Try it on two photographs: learn a dictionary of their patches and rebuild one from its codes.
 
     Cuts the two photographs that come with scikit-learn into 172,216 colour patches of 16 x 16 x 3 numbers, in a
     store on disk; learns 1024 atoms, of which each patch may use 12; encodes all patches; rebuilds one photograph

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-import os
 from typing import Any
 
 import zarr
 
-from dbksvd_dask._words import plain
+from dbksvd_dask._words import format_seconds, plain
 from dbksvd_dask.dictionary import Dictionary, dictionary_fingerprint
 from dbksvd_dask.errors import DBKSVDError, InputError, StoreError
 from dbksvd_dask.importers import find_files, open_file
 from dbksvd_dask.plan.params import FitParams
 from dbksvd_dask.plan.stopping import is_over
+from dbksvd_dask.status import FIGURES, read_status
 from dbksvd_dask.store import atomic, paths
 from dbksvd_dask.store.codes import CODES_FORMAT, codes_attributes, verify_codes
 from dbksvd_dask.store.codes_writer import CodesPlan, CodesWriter
@@ -186,15 +186,39 @@ def _unfinished(path: str, attributes: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
+def describe_status(path: str, verify: bool) -> dict[str, Any] | None:
+    """Describe a status file, or a run that has no checkpoint yet."""
+    found = read_status(path) if path.endswith(".json") or _is_bare_run(path) else None
+    if found is None:
+        return None
+    return {"kind": f"status of a job: {found.get('job') or 'not started'}", "path": path, **_progress(found)}
+
+
+def _is_bare_run(path: str) -> bool:
+    return not is_zarr(path) and not checkpoints(path)
+
+
+def _progress(status: dict[str, Any]) -> dict[str, Any]:
+    """Say how far a job is, for people."""
+    told = {"state": status["state"], "message": status.get("message")}
+    if status.get("total"):
+        told["done"] = f"{status.get('done')} of {status['total']} {status.get('unit', '')}".rstrip()
+    names = [*FIGURES, "samples_per_second", "per_second", "seconds_left"]
+    told |= {name: status[name] for name in names if status.get(name) is not None}
+    return told | {"last_sign": f"{format_seconds(status['age_seconds'])} ago"}
+
+
 def describe_dictionary(path: str, verify: bool) -> dict[str, Any] | None:
     """Describe a dictionary, a checkpoint, or the folder of a fit by its newest checkpoint."""
-    found = [] if paths.is_remote(path) or is_zarr(path) else checkpoints(path)
+    found = [] if is_zarr(path) else checkpoints(path)
     if not found and _attributes(path).get("format") != DICTIONARY_FORMAT:
         return None
     dictionary = open_dictionary(path)
+    status = read_status(path) if found and not _is_finished(dictionary) else None
     fields: dict[str, Any] = {
         "kind": "run" if found else "dictionary",
         "path": path,
+        **({} if status is None else _progress(status)),
         "n_atoms": dictionary.n_atoms,
         "n_features": dictionary.n_features,
         "dtype": str(dictionary.atoms.dtype),
@@ -205,7 +229,7 @@ def describe_dictionary(path: str, verify: bool) -> dict[str, Any] | None:
         "fingerprint": dictionary_fingerprint(dictionary),
     }
     if found:
-        fields["checkpoints"] = [os.path.basename(name) for name in found]
+        fields["checkpoints"] = [paths.base_name(name) for name in found]
         fields["finished"] = _is_finished(dictionary)
     if verify:
         fields["verified"] = f"{verify_dictionary(path)} arrays agree with their checksums"

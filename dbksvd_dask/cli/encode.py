@@ -31,18 +31,19 @@ PARAMETERS: dict[str, Any] = {
     type=click.Choice(["float32", "float16"]),
     default="float32",
     show_default=True,
-    help="Of the stored coefficients.",
+    help="Data type of the stored coefficients.",
 )
 @click.option("--n-top", type=click.IntRange(1), default=64, show_default=True, help="Samples kept per atom.")
 @click.option(
     "--part",
     type=options.Part(),
     default=None,
-    help="Do one part of several, such as 3/8, and do not finish; auto: the part of this array job.",
+    help="Do one part, such as 3/8, without finishing. auto: the part of this array job.",
 )
-@click.option("--finish", is_flag=True, help="Only finish: put together what the parts have written.")
+@click.option("--finish", is_flag=True, help="Assemble what the parts have written.")
 @click.option("--resume", is_flag=True, help="Has no effect: an interrupted encode always resumes.")
 @output.log_option
+@output.status_option
 @options.scheduler_options
 @output.force_option
 @output.plan_option
@@ -53,8 +54,8 @@ def command(store: str, dictionary: str, path: str, as_json: bool, show_plan: bo
     RUN is the folder of a fit, or a dictionary. Samples are encoded as they were in the fit unless an option says
     otherwise. The reconstruction is measured and each atom's statistics are gathered in the same pass.
 
-    OUT appears when it is complete. If the command is interrupted, the same command goes on where it stopped. Many
-    machines that see the same files can share the work: each does a part, in any order, then one of them finishes.
+    OUT appears once it is complete. An interrupted encode resumes: run the same command again. Machines that share
+    a file system can split the work: each does one part, in any order, and then one of them finishes.
 
     \b
     dbksvd encode store.zarr run codes.zarr
@@ -71,17 +72,20 @@ def command(store: str, dictionary: str, path: str, as_json: bool, show_plan: bo
     options.require_order("encode", store, dictionary)
     store, path = options.seen_by_workers(store, where), options.seen_by_workers(path, where)
     if show_plan:
-        how = {name: value for name, value in given.items() if name not in ("finish", "resume", "log")}
+        how = {name: value for name, value in given.items() if name not in ("finish", "resume", "log", "status")}
         output.report(estimate_encode(store, dictionary, path, **how), as_json)
         return
-    with cluster.connect(**where), watching(as_json, given.pop("log")) as callbacks:
+    log, status = given.pop("log"), given.pop("status")
+    with cluster.connect(**where), watching(as_json, log, status=status) as callbacks:
         result = encode_store(store, dictionary, path, callbacks=callbacks, **given)
     output.report(asdict(result), as_json, _describe(result, given["part"]))
+    if result.finished:
+        output.next_step("report", dictionary, "--codes", path, as_json=as_json)
 
 
 def _describe(result: EncodeResult, part: tuple[int, int] | None) -> str:
     """One line for people."""
-    kept = f", {result.samples_kept} were there already" if result.samples_kept else ""
+    kept = f", {result.samples_kept} kept from an earlier run" if result.samples_kept else ""
     if not result.finished and part is not None:
         return (
             f"{result.path}: part {part[0]}/{part[1]} done, {result.samples_written} samples in "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import fields
 from typing import Any
@@ -13,6 +14,7 @@ from dbksvd_dask import _words
 from dbksvd_dask.cli import options, output
 from dbksvd_dask.cli.output import watching
 from dbksvd_dask.cli.sections import FIT, SectionedCommand
+from dbksvd_dask.cli.translate import in_options
 from dbksvd_dask.plan.params import FitParams, check_integer, check_k
 from dbksvd_dask.plan.recipes import recipe_params
 from dbksvd_dask.plan.stopping import WORTH_A_WORD, settled_since
@@ -32,14 +34,15 @@ PARAMETERS: dict[str, Any] = {
 @click.argument("run", metavar="RUN", type=click.Path())
 @options.recipe_option
 @options.parameter_options(PARAMETERS)
-@click.option(
-    "--resume", is_flag=True, help="Continue the fit in RUN; options that are not given stay as they were."
-)
+@click.option("--resume", is_flag=True, help="Continue the fit in RUN. Options default to those of the run.")
 @output.log_option
 @click.option("--track", metavar="TOOL:PROJECT", help="Also send the history to trackio, wandb or tensorboard.")
 @options.scheduler_options
 @click.option("--force", is_flag=True, help="Discard the fit in RUN and start over.")
 @output.plan_option
+@click.option(
+    "--plan-workers", type=options.WorkerGrid(), help="Plan for a cluster that is not running yet: 16x8."
+)
 @output.json_option
 @click.pass_context
 def command(ctx: click.Context, /, store: str, run: str, as_json: bool, show_plan: bool, **given: Any) -> None:
@@ -47,12 +50,12 @@ def command(ctx: click.Context, /, store: str, run: str, as_json: bool, show_pla
 
     STORE is what `dbksvd import` or `dbksvd shuffle` wrote, or any Zarr group with a 2-D array `activations`. RUN
     holds the newest two checkpoints; pass it wherever a dictionary is expected. --n-atoms and --k are required;
-    everything else has a default. After an interruption, the same command with --resume continues and gives the
-    same dictionary, bit for bit; --resume with a larger --n-iter makes a fit longer.
+    everything else has a default. An interrupted fit continues with --resume, to the same dictionary bit for bit;
+    --resume with a larger --n-iter extends a fit.
 
     \b
-    dbksvd fit store.zarr run --n-atoms 4096 --k 32
-    dbksvd fit store.zarr run --n-atoms 4096 --k 32 --recipe read
+    dbksvd fit store.zarr run --recipe read --n-atoms 4096 --k 32     # atoms to look at
+    dbksvd fit store.zarr run --n-atoms 4096 --k 32                   # least error
     dbksvd fit store.zarr run --n-atoms 4096 --k 32 --plan
     dbksvd fit store.zarr run --resume --n-iter 80
     dbksvd fit store.zarr run --n-atoms 16384 --k 64 --scheduler tcp://head:8786 --log run.jsonl
@@ -61,14 +64,16 @@ def command(ctx: click.Context, /, store: str, run: str, as_json: bool, show_pla
 
     where, follow = options.connection(given), (given.pop("log"), given.pop("track"))
     resume, force, recipe = given.pop("resume"), given.pop("force"), given.pop("recipe")
+    grid = given.pop("plan_workers")
     options.require_order("fit", store, run)
     run = run_folder(run)
     store = options.seen_by_workers(store, where)
     params = _parameters(ctx, run, given, resume, recipe)
-    if show_plan:
-        output.report(_plan(store, params, recipe, where), as_json)
+    if show_plan or grid is not None:
+        output.report(_plan(store, params, recipe, where, grid), as_json)
         return
     output.report(*_fit(store, run, params, recipe, resume, force, where, follow, as_json))
+    output.next_step("encode", store, run, "codes.zarr", as_json=as_json)
 
 
 def _parameters(
@@ -168,19 +173,28 @@ def _settled(model: Any) -> str:
     return ""
 
 
-def _plan(store: str, params: dict[str, Any], recipe: str | None, where: dict[str, Any]) -> dict[str, Any]:
-    """What the fit would take; on a running cluster as it is now, with --workers on one process as a bound."""
+def _plan(
+    store: str, params: dict[str, Any], recipe: str | None, where: dict[str, Any], grid: tuple[int, int] | None
+) -> dict[str, Any]:
+    """What the fit would take: here, on the running cluster, or on one of `grid` = (workers, threads of each)."""
+    from dask.system import CPU_COUNT
+
     from dbksvd_dask import cluster
     from dbksvd_dask.fit.start import MEAN_ROWS
-    from dbksvd_dask.jobs.estimate import START_UP, FitWork, fit_seconds
+    from dbksvd_dask.fit.task_plan import plan_tasks
+    from dbksvd_dask.graph.run import planned_workers, worker_threads
+    from dbksvd_dask.jobs.estimate import FitWork
     from dbksvd_dask.plan.screening import n_passes, uses_gram
     from dbksvd_dask.store.reader import open_rows
 
     reader = open_rows(store)
-    with cluster.connect(**{**where, "workers": None}):
-        model = _model(recipe, **params)
-        planned = model.plan(store)
-    trainer = model._trainer(store)
+    if grid is None and where["workers"] is not None:
+        grid = where["workers"], where["threads"] or max(1, CPU_COUNT // where["workers"])
+    here = {**where, "workers": None, "wait_for": None} if grid else where
+    with cluster.connect(**here), planned_workers(*grid) if grid else contextlib.nullcontext():
+        trainer = _model(recipe, **params)._trainer(store)
+        planned, threads = trainer.memory_plan(), list(worker_threads().values())
+        tasks = plan_tasks(trainer.context, worker_threads() if grid else None)
     p, stream, width = trainer.params, trainer.stream, reader.n_features
     gram = uses_gram(p.gram, p.encoder, p.n_atoms)
     work = FitWork(
@@ -194,6 +208,7 @@ def _plan(store: str, params: dict[str, Any], recipe: str | None, where: dict[st
         passes=1 if gram else n_passes(p.slots, p.n_atoms),
         gram=gram,
     )
+    elsewhere = grid is not None or where["scheduler"] is not None
     return {
         "store": reader.path,
         "rows": reader.n_samples,
@@ -204,13 +219,55 @@ def _plan(store: str, params: dict[str, Any], recipe: str | None, where: dict[st
         "parameters": {name: value for name, value in p.to_json().items() if name not in ("n_atoms", "k")},
         "iterations": p.n_iter,
         "batch_rows": stream.rows_per_batch,
+        "workers": tasks.workers,
+        "threads": tasks.threads,
+        "chunks_per_batch": tasks.chunks,
+        "tasks_per_batch": tasks.tasks,
+        "tasks_per_worker": tasks.tasks_per_worker,
+        "advice": in_options(tasks.advice, command) or None,
         "passes": work.trained / stream.n_train,
         "validation_rows": work.held,
         "read_bytes": work.read_bytes,
         "written_bytes": 2 * p.n_atoms * width * trainer.dtype.itemsize,
+        "gram_bytes": gram * p.n_atoms**2 * trainer.dtype.itemsize,
+        "products_per_sample": work.passes,
         "memory_bytes": planned.total,
         "memory": planned.describe(),
+        **(
+            _on_cluster(work, trainer, reader, threads, tasks)
+            if elsewhere
+            else _on_this_machine(work, trainer, reader)
+        ),
+    }
+
+
+def _on_this_machine(work: Any, trainer: Any, reader: Any) -> dict[str, Any]:
+    """Estimate the time of a fit on the cores of this machine."""
+    from dbksvd_dask.jobs.estimate import START_UP, fit_seconds
+
+    return {
         "estimated_seconds": fit_seconds(work, reader, trainer.dtype),
         "estimated_for": "the cores of this machine",
         "not_estimated": START_UP,
+    }
+
+
+def _on_cluster(work: Any, trainer: Any, reader: Any, threads: list[int], tasks: Any) -> dict[str, Any]:
+    """Estimate the time of a fit on workers with these threads, and what they send each other."""
+    from dask.system import CPU_COUNT
+
+    from dbksvd_dask.jobs import estimate
+
+    p = trainer.params
+    workers = estimate.Workers(len(threads), sum(threads) // len(threads))
+    atom_bytes = work.n_features * trainer.dtype.itemsize
+    batch = estimate.BatchShape(tasks.chunks, p.n_rounds, p.lanczos_steps, atom_bytes, tasks.tasks)
+    speed = estimate.product_speed(work.n_features, p.n_atoms, trainer.dtype) / CPU_COUNT
+    spent = estimate.cluster_seconds(work, batch, workers, speed, estimate.read_speed(reader))
+    return {
+        "received_bytes": p.n_iter * estimate.moved_bytes(work, batch, workers),
+        "estimated_seconds": sum(spent.values()),
+        "estimated_parts": ", ".join(f"{name} {_words.format_seconds(value)}" for name, value in spent.items()),
+        "estimated_for": estimate.ASSUMED,
+        "not_estimated": estimate.START_UP,
     }

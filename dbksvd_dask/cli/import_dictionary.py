@@ -18,7 +18,7 @@ from dbksvd_dask.cli import output
     type=click.Choice(["auto", "atoms_first", "features_first"]),
     default="auto",
     show_default=True,
-    help="How the matrix lies; auto goes by the name of the tensor, else by the shape.",
+    help="Orientation of the matrix; auto: by the name of the tensor, or else by its shape.",
 )
 @click.option("--drop-zero", is_flag=True, help="Leave out atoms of norm 0.")
 @click.option("--force", is_flag=True, help="Replace DST if it is a dictionary.")
@@ -26,8 +26,8 @@ from dbksvd_dask.cli import output
 def command(source: str, path: str, force: bool, as_json: bool, **options: Any) -> None:
     """Read a SAELens folder, a .safetensors or a .npy file as the dictionary DST.
 
-    Atoms are normalised. DST goes wherever a dictionary is wanted: to encode, to evaluate beside your own, or to
-    begin a fit with.
+    Atoms are normalised. Use DST wherever a dictionary is expected: to encode, to compare with your own, or to
+    start a fit from.
 
     \b
     dbksvd import-dictionary sae_folder sae.zarr --k 32

@@ -20,6 +20,7 @@ Describer = Callable[[str, bool], dict[str, Any] | None]
 
 # asked in this order; "module:function" with the signature of `Describer` (path, verify)
 DESCRIBERS: list[str] = [
+    "dbksvd_dask.cli.describe:describe_status",
     "dbksvd_dask.cli.describe:describe_codes",
     "dbksvd_dask.cli.describe:describe_dictionary",
     "dbksvd_dask.cli.describe:describe_unfinished",
@@ -52,15 +53,30 @@ def describe(path: str, verify: bool = False) -> dict[str, Any]:
 
 
 @click.command("info")
-@click.argument("path", type=click.Path())
+@click.argument("path", nargs=-1, required=True, type=click.Path())
 @click.option("--verify", is_flag=True, help="Read everything and compare it with the checksums.")
+@click.option(
+    "--prometheus", is_flag=True, help="Print the state of runs and status files as Prometheus collects it."
+)
 @output.json_option
-def command(path: str, verify: bool, as_json: bool) -> None:
-    """Describe a store, a dictionary, codes, a checkpoint, or files that can be imported.
+def command(path: tuple[str, ...], verify: bool, prometheus: bool, as_json: bool) -> None:
+    """Describe a store, a run, a dictionary, codes, or files that can be imported.
+
+    Of a fit that runs, it shows the iteration, the error, rows per second and the time left; of a file written
+    with --status, how far the job is.
 
     \b
     dbksvd info store.zarr
     dbksvd info store.zarr --verify
     dbksvd info activations.safetensors
+    dbksvd info run
+    dbksvd info runs/* --prometheus
     """  # noqa: D301 - click needs the backspace character itself
-    output.report(describe(path, verify), as_json)
+    if prometheus:
+        from dbksvd_dask import status
+
+        output.say(status.prometheus(status.read_all(path)))
+        return
+    if len(path) > 1:
+        raise InputError(f"{len(path)} paths were given; describe them one at a time (several: with --prometheus)")
+    output.report(describe(path[0], verify), as_json)

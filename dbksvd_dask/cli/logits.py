@@ -12,7 +12,7 @@ from dbksvd_dask.cli import output
 @click.argument("run", metavar="RUN", type=click.Path())
 @click.argument("out", metavar="OUT", type=click.Path(dir_okay=False))
 @click.option("--n", "n", type=click.IntRange(1), default=10, show_default=True, help="Tokens per atom and sign.")
-@click.option("--device", default="cpu", show_default=True, help="Where the model lies, such as cuda.")
+@click.option("--device", default="cpu", show_default=True, help="Device of the model, such as cuda.")
 @output.json_option
 def command(model: str, run: str, out: str, n: int, device: str, as_json: bool) -> None:
     """Write the tokens whose logits each atom of RUN changes most to the JSON file OUT.

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 @click.option("--hook", required=True, help="Where the dictionary was fitted, such as resid:8.")
 @click.option("--k", "ks", multiple=True, type=click.IntRange(1), help="Most nonzeros per token; repeatable.")
 @text_options
-@click.option("--n-tokens", type=click.IntRange(1), help="Take whole windows until there are this many tokens.")
-@click.option("--seed", type=click.IntRange(0), help="Mix the texts by this seed.  [default: their own order]")
+@click.option("--n-tokens", type=click.IntRange(1), help="Stop after the window that reaches this many tokens.")
+@click.option("--seed", type=click.IntRange(0), help="Shuffle the texts with this seed.  [default: no shuffle]")
 @model_options
 @output.log_option
 @output.json_option

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import io
 import logging
@@ -20,24 +21,26 @@ from dbksvd_dask.errors import DBKSVDError
 
 # name -> module holding a click command called `command`; loaded on use, so `dbksvd --help` stays quick
 COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": ("dbksvd_dask.cli.demo", "See it work, on two photographs."),
-    "capture": ("dbksvd_dask.cli.capture", "Activations of a language model, to stores."),
+    "demo": ("dbksvd_dask.cli.demo", "Try it on two photographs."),
+    "capture": ("dbksvd_dask.cli.capture", "Capture the activations of a language model."),
     "import": ("dbksvd_dask.cli.import_", "Turn activations on disk into a store."),
-    "shuffle": ("dbksvd_dask.cli.shuffle", "Mix the rows of a store, out of core."),
+    "shuffle": ("dbksvd_dask.cli.shuffle", "Shuffle the rows of a store."),
     "fit": ("dbksvd_dask.cli.fit", "Learn a dictionary from a store."),
-    "encode": ("dbksvd_dask.cli.encode", "Codes of a whole store, in any number of parts."),
-    "report": ("dbksvd_dask.cli.report", "Write a page to look through a dictionary with."),
-    "loss": ("dbksvd_dask.cli.loss", "Loss of a language model with reconstructed activations."),
-    "logits": ("dbksvd_dask.cli.logits", "Tokens that each atom promotes and suppresses."),
+    "encode": ("dbksvd_dask.cli.encode", "Encode a store, in any number of parts."),
+    "report": ("dbksvd_dask.cli.report", "Write a page for browsing a dictionary."),
+    "loss": ("dbksvd_dask.cli.loss", "Measure the loss of a language model on reconstructed activations."),
+    "logits": ("dbksvd_dask.cli.logits", "List the tokens that each atom promotes and suppresses."),
     "info": ("dbksvd_dask.cli.info", "Describe a store, a dictionary, codes or a checkpoint."),
     "export": ("dbksvd_dask.cli.export", "Write a dictionary for SAELens or Hugging Face."),
-    "import-dictionary": ("dbksvd_dask.cli.import_dictionary", "Read a dictionary of another tool."),
+    "import-dictionary": ("dbksvd_dask.cli.import_dictionary", "Convert a dictionary from another tool."),
 }
 
-# how to go on after Ctrl-C, where the command itself has not said it
+# how to continue after Ctrl-C, where the command itself has not said it
 GO_ON = {
-    **dict.fromkeys(("capture", "import", "shuffle", "encode"), "what is done is kept; the same command goes on"),
-    "fit": "the same command with --resume goes on",
+    **dict.fromkeys(
+        ("capture", "import", "shuffle", "encode"), "finished work is kept; run the same command again to resume"
+    ),
+    "fit": "run the same command with --resume to continue",
 }
 
 
@@ -64,21 +67,25 @@ class LazyGroup(SuggestingGroup):
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="dbksvd-dask")
-@click.option("-v", "--verbose", count=True, help="Log what happens; an error then shows its traceback.")
+@click.option("-v", "--verbose", count=True, help="Log what happens, and show tracebacks.")
 @click.pass_context
 def cli(ctx: click.Context, verbose: int) -> None:
     """Learn sparse dictionaries of neural-network activations, out of core.
 
     \b
     A first look:        dbksvd demo
-    Your own data:       dbksvd import activations.npy store.zarr
-                         dbksvd fit store.zarr run --n-atoms 4096 --k 32
+    Your own data:       dbksvd import shards/*.npy raw.zarr
+                         dbksvd shuffle raw.zarr store.zarr --seed 0
+                         dbksvd fit store.zarr run --recipe read --n-atoms 1024 --k 16
                          dbksvd encode store.zarr run codes.zarr
+                         dbksvd report run --codes codes.zarr
     """  # noqa: D301 - click needs the backspace character itself
     ctx.ensure_object(dict)["verbose"] = verbose
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_SafeLines("%(levelname)s %(name)s: %(message)s"))
+    # without -v there are only warnings, which name no module
+    form = "%(levelname)s %(name)s: %(message)s" if verbose else "dbksvd: %(levelname)s: %(message)s"
+    handler.setFormatter(_SafeLines(form))
     logging.basicConfig(level=level, handlers=[handler])
 
 
@@ -87,7 +94,9 @@ class _SafeLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Lay out a record."""
-        return printable(redacted(super().format(record)), keep="\n\t")
+        shown = copy.copy(record)  # other handlers get the record as it is
+        shown.levelname = record.levelname.lower()
+        return printable(redacted(super().format(shown)), keep="\n\t")
 
 
 def _run(args: list[str]) -> NoReturn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -22,7 +23,7 @@ CHOICES = {name: choices for name, choices in _CHOICES.items() if name != "init"
 # a test asks for one per parameter
 HELP = {
     "n_atoms": "Atoms of the dictionary.",
-    "k": "Most nonzeros per sample.",
+    "k": "Nonzeros per sample at most.",
     "batch_size": "Samples of one outer batch.",
     "n_iter": "Outer batches; the store is reused when exhausted. Default: 40, or what --growth takes.",
     "n_rounds": "Rounds of one dictionary update. Default: 8, or more with few samples per atom.",
@@ -112,6 +113,21 @@ class Part(click.ParamType):  # type: ignore[type-arg]
         return int(i), int(n)
 
 
+class WorkerGrid(click.ParamType):  # type: ignore[type-arg]
+    """Workers and threads of each, such as 16x8."""
+
+    name = "WxT"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read the two numbers."""
+        if not isinstance(value, str):
+            return value
+        found = re.fullmatch(r"([1-9]\d*)[xX]([1-9]\d*)", value)
+        if found is None:
+            self.fail(f"{value!r} is not a cluster; write 16x8 for 16 workers with 8 threads each", param, ctx)
+        return int(found[1]), int(found[2])
+
+
 class RecipeName(click.ParamType):  # type: ignore[type-arg]
     """Name of a recipe."""
 
@@ -126,7 +142,7 @@ class RecipeName(click.ParamType):  # type: ignore[type-arg]
 
 def recipe_option(function: F) -> F:
     """Add --recipe: the parameters for one purpose."""
-    text = f"Parameters for one purpose: {', '.join(RECIPES)} (see below). Options that are given win over it."
+    text = f"Parameters for one purpose: {', '.join(RECIPES)} (see below). Explicit options override it."
     return click.option("--recipe", type=RecipeName(), help=text)(function)
 
 
@@ -178,7 +194,7 @@ def scheduler_options(function: F) -> F:
             click.option("--threads", type=click.IntRange(1), help="Threads of this process, or of each worker."),
             click.option("--tls-ca", type=click.Path(), help="Certificate of the cluster's authority (PEM)."),
             click.option("--tls-cert", type=click.Path(), help="Certificate of this client (PEM)."),
-            click.option("--tls-key", type=click.Path(), help="Its key, if that is in another file (PEM)."),
+            click.option("--tls-key", type=click.Path(), help="Key of this client, if in a separate file (PEM)."),
         ]
     ):
         function = option(function)
@@ -255,7 +271,7 @@ def read_validation(value: str) -> Any:
     if text.lstrip("-").isdigit():
         return int(text)
     if "://" not in text and not os.path.exists(text):
-        raise InputError(f"--validation {text} is neither a number of samples nor a store that is there")
+        raise InputError(f"--validation {text} is neither a number of samples nor an existing store")
     return text
 
 
@@ -264,7 +280,7 @@ def text_options(function: F) -> F:
     for option in reversed(
         [
             click.option("--column", help="Column of the texts in a table.  [default: text, prompt, ...]"),
-            click.option("--lines", is_flag=True, help="Every line of a .txt file is a text of its own."),
+            click.option("--lines", is_flag=True, help="Treat every line of a .txt file as a separate text."),
             click.option("--context", type=click.IntRange(1), default=256, show_default=True, help=_CONTEXT),
             click.option(
                 "--bos", type=click.Choice(["drop", "keep", "none"]), default="drop", show_default=True, help=_BOS
@@ -278,9 +294,9 @@ def text_options(function: F) -> F:
     return function
 
 
-_CONTEXT = "Most tokens of a window, beginning token included."
-_BOS = "The beginning token of a window: leave its row out, keep it, or put no such token."
-_LONG = "Texts longer than a window: several windows, or the first only."
+_CONTEXT = "Tokens per window at most, including the start token."
+_BOS = "Start token of a window: drop its row, keep it, or add no start token."
+_LONG = "Texts longer than a window: split them, or keep only the first window."
 
 
 def model_options(function: F) -> F:
@@ -293,16 +309,16 @@ def model_options(function: F) -> F:
                 type=click.IntRange(1),
                 default=2048,
                 show_default=True,
-                help="Most tokens of a forward pass.",
+                help="Tokens per forward pass at most.",
             ),
             click.option(
                 "--model-dtype",
                 type=click.Choice(kinds),
                 default="float32",
                 show_default=True,
-                help="Arithmetic of the model.",
+                help="Data type in which the model computes.",
             ),
-            click.option("--device", default="cpu", show_default=True, help="Where the model runs, such as cuda."),
+            click.option("--device", default="cpu", show_default=True, help="Device of the model, such as cuda."),
         ]
     ):
         function = option(function)

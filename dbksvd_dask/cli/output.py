@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
+import shutil
+import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -39,8 +43,8 @@ def json_option(function: F) -> F:
 def force_option(function: F) -> F:
     """Add --force: replace what exists."""
     text = (
-        "Replace an existing output of the same kind when the new one is complete (on a remote: at once); begin "
-        "again when unfinished work does not fit."
+        "Replace an existing output of the same kind once the new one is complete (in an object store: at once). "
+        "Discard unfinished work that does not match."
     )
     return click.option("--force", is_flag=True, help=text)(function)
 
@@ -61,6 +65,12 @@ def log_option(function: F) -> F:
     """Add --log: every event as a line of JSON."""
     text = "Also write every event to this file, as JSON lines."
     return click.option("--log", type=click.Path(dir_okay=False), help=text)(function)
+
+
+def status_option(function: F) -> F:
+    """Add --status: the state of the job as one small file."""
+    text = "Keep this JSON file up to date with the state of the job; `dbksvd info FILE` reads it."
+    return click.option("--status", type=click.Path(dir_okay=False), help=text)(function)
 
 
 def report(fields: Mapping[str, Any], as_json: bool, text: str | None = None) -> None:
@@ -86,11 +96,34 @@ def say(text: str, err: bool = False) -> None:
     click.echo(printable(redacted(text), keep="\n\t"), err=err)
 
 
+def warn(text: str) -> None:
+    """Print a warning for people, on standard error."""
+    say(f"dbksvd: warning: {text}", err=True)
+
+
+def next_step(command: str, *words: str, as_json: bool) -> None:
+    """Say on a terminal which command usually follows; nothing to a log or a machine."""
+    if not as_json and sys.stderr.isatty():
+        say(f"next: dbksvd {command} {' '.join(shlex.quote(word) for word in words)}", err=True)
+
+
 def table(fields: Mapping[str, Any]) -> str:
-    """Lay out names and values in two columns; None is left out, bytes and seconds are put in words."""
+    """Lay out names and values in two columns; None is left out, bytes and seconds are put in words.
+
+    On a terminal, long values continue on lines of their own.
+    """
     shown = {_label(name): _plain(value, name) for name, value in fields.items() if value is not None}
     width = max((len(name) for name in shown), default=0)
-    return "\n".join(f"{printable(name):<{width}}  {value}" for name, value in shown.items())
+    room = shutil.get_terminal_size().columns - width - 2 if sys.stdout.isatty() else 0
+    return "\n".join(f"{printable(name):<{width}}  {_folded(value, width, room)}" for name, value in shown.items())
+
+
+def _folded(value: str, width: int, room: int) -> str:
+    """Break a long value at spaces, each line below the first; `room` of 0: one line."""
+    if room < 20 or len(value) <= room:
+        return value
+    lines = textwrap.wrap(value, room, break_long_words=False, break_on_hyphens=False)
+    return ("\n" + " " * (width + 2)).join(lines)
 
 
 def _label(name: str) -> str:
@@ -124,7 +157,9 @@ def _joined(texts: list[str]) -> str:
 
 
 @contextlib.contextmanager
-def watching(as_json: bool, log: str | None = None, track: str | None = None) -> Iterator[list[events.Callback]]:
+def watching(
+    as_json: bool, log: str | None = None, track: str | None = None, status: str | None = None
+) -> Iterator[list[events.Callback]]:
     """Yield the callbacks of a command: a bar on a terminal, else lines, and a log if asked for.
 
     Parameters
@@ -135,8 +170,15 @@ def watching(as_json: bool, log: str | None = None, track: str | None = None) ->
         File for JSON lines.
     track : str, optional
         Experiment tracker and project, TOOL:PROJECT.
+    status : str, optional
+        File for the state of the job.
     """
     from dbksvd_dask import progress
 
-    with progress.subscribers(bar=False if as_json else None, log=log, track=track) as callbacks:
+    with contextlib.ExitStack() as stack:
+        callbacks = stack.enter_context(progress.subscribers(bar=False if as_json else None, log=log, track=track))
+        if status is not None:
+            from dbksvd_dask.status import StatusFile
+
+            callbacks.append(stack.enter_context(StatusFile(status)))
         yield callbacks

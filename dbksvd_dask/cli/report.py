@@ -34,26 +34,26 @@ class Shape(click.ParamType):  # type: ignore[type-arg]
 @click.option(
     "--samples",
     type=click.Path(),
-    help="What the samples are: a text file with one line each, or the activation store, which knows its texts, "
-    "tokens or image patches. Default: the store that was encoded.",
+    help="What the samples are: a text file with one line each, or an activation store with texts, tokens or "
+    "image patches. Default: the store that was encoded.",
 )
-@click.option("--activations", type=click.Path(), help="Store to measure errors on, for codes that lack them.")
+@click.option("--activations", type=click.Path(), help="Store to measure errors on, if the codes have none.")
 @click.option("--explanations", type=click.Path(), help="JSON list of atom, explanation and score.")
 @click.option("--logits", type=click.Path(), help="Tokens of each atom, written by `dbksvd logits`.")
 @click.option("--title", help="Heading of the page; default: the name of the run.")
-@click.option("--image-shape", type=Shape(), help="The rows of the store are pictures of this shape: 16x16x3.")
+@click.option("--image-shape", type=Shape(), help="Shape of the rows, if they are pictures: 16x16x3.")
 @click.option("--max-samples", type=click.IntRange(1), help="Use only the first N samples.")
 @click.option("--n-top", type=click.IntRange(1), default=10, show_default=True, help="Strongest samples per atom.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of what is drawn at random.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the random samples.")
 @output.json_option
 def command(run: str, codes: str, out: str, as_json: bool, **options: Any) -> None:
-    """Write a page to look through a dictionary with: one HTML file that opens from disk, without a network.
+    """Write a page for browsing a dictionary: one HTML file that opens from disk, without a network.
 
-    RUN is the folder of a fit, or a dictionary. The page has curves and histograms, a table of all atoms that can
-    be searched and sorted, and for every atom its strongest samples, its neighbours and what it is active with.
+    RUN is the folder of a fit, or a dictionary. The page has curves and histograms, a searchable table of all
+    atoms, and for every atom its strongest samples, its neighbours and the atoms that fire with it.
 
     \b
-    dbksvd fit store.zarr run --n-atoms 4096 --k 16
+    dbksvd fit store.zarr run --recipe read --n-atoms 1024 --k 16
     dbksvd encode store.zarr run codes.zarr
     dbksvd report run --codes codes.zarr --out page.html
     dbksvd report run --codes codes.zarr --samples texts.txt

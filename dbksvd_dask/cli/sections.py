@@ -20,7 +20,7 @@ OTHER_NAMES = {
 
 # Sections of `dbksvd fit`, in order, by the names of its parameters; what none of them names is under "Output".
 FIT = {
-    "Essentials": ("n_atoms", "k", "recipe", "n_iter", "resume", "show_plan", "force"),
+    "Essentials": ("n_atoms", "k", "recipe", "n_iter", "resume", "show_plan", "plan_workers", "force"),
     "Sparsity": (
         *("sparsity", "max_nonzeros", "encoder", "nonneg", "refit", "min_coefficient", "rtol", "encode", "gram"),
         *("groups", "growth", "growth_threshold", "frequency_prior"),

@@ -14,26 +14,29 @@ from dbksvd_dask.cli import output
 @click.command("shuffle")
 @click.argument("source", metavar="SRC", type=click.Path())
 @click.argument("path", metavar="DST", type=click.Path())
-@click.option("--seed", type=click.IntRange(0), required=True, help="Decides the order.")
-@click.option("--block-bytes", type=output.Size(), help="Mixed in memory at a time; default: 128MiB.")
+@click.option("--seed", type=click.IntRange(0), required=True, help="Seed of the new order.")
+@click.option("--block-bytes", type=output.Size(), help="Size of the blocks shuffled in memory; default: 128MiB.")
 @click.option("--chunk-rows", type=click.IntRange(1), help="Rows per chunk; default: as in SRC.")
 @click.option("--compressor", type=click.Choice(["zstd", "blosc"]), help="Default: none, which reads fastest.")
 @click.option("--scratch", type=click.Path(), help="Folder for the first pass; default: beside DST.")
 @output.log_option
+@output.status_option
 @output.verify_option
 @output.force_option
 @output.plan_option
 @output.json_option
-def command(source: str, path: str, as_json: bool, show_plan: bool, log: str | None, **options: Any) -> None:
-    """Mix the rows of a store, so that every batch of a fit is a sample of the whole.
+def command(
+    source: str, path: str, as_json: bool, show_plan: bool, log: str | None, status: str | None, **options: Any
+) -> None:
+    """Shuffle the rows of a store, so that every batch of a fit is a sample of the whole.
 
-    Neighbouring rows of most stores come from the same text. A fit reads whole chunks, and learns badly from
-    batches that are all alike. Shuffle once; labels and other aligned arrays go along. It needs room for two
-    further copies of the store while it runs (one, where the store fits in half of the free memory), and memory
-    for about three blocks.
+    Neighbouring rows of most stores come from the same text. A fit reads whole chunks, and learns poorly from
+    batches of similar rows. Shuffle once; texts, labels and other aligned arrays stay with their rows. While it
+    runs, a shuffle needs disk space for one more copy of the store and half a gigabyte (for two copies, if the
+    file system cannot release parts of a file) and memory for about three blocks.
 
-    The figure that is printed is the variance of batch means relative to a full shuffle: 1 is perfect, hundreds
-    are common before. DST appears when it is complete; after an interruption the same command goes on.
+    It prints the variance of batch means relative to a full shuffle: 1 is perfect, and hundreds are common before
+    a shuffle. DST appears once it is complete. An interrupted shuffle resumes: run the same command again.
 
     \b
     dbksvd shuffle store.zarr mixed.zarr --seed 0
@@ -44,7 +47,7 @@ def command(source: str, path: str, as_json: bool, show_plan: bool, log: str | N
     if show_plan:
         output.report(estimate_shuffle(source, path, **options), as_json)
         return
-    with output.watching(as_json, log) as callbacks:
+    with output.watching(as_json, log, status=status) as callbacks:
         result = shuffle_activations(source, path, callbacks=callbacks, **options)
     text = (
         f"{result.path}: {result.n_samples} x {result.n_features} ({_words.format_bytes(result.nbytes)}) in "
@@ -53,8 +56,10 @@ def command(source: str, path: str, as_json: bool, show_plan: bool, log: str | N
     )
     kept, done = result.chunks_kept + result.blocks_kept, result.chunks_written + result.blocks_written
     if kept:
-        text += f"; went on after {kept} of {kept + done} parts"
+        text += f"; resumed after {kept} of {kept + done} parts"
     output.report(asdict(result), as_json, text)
+    recipe = ("--recipe", "read", "--n-atoms", "1024", "--k", "16")
+    output.next_step("fit", path, "run", *recipe, as_json=as_json)
 
 
 def _figure(value: float | None) -> str:

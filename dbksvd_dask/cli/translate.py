@@ -18,7 +18,7 @@ COMMON = {"force": "--force", "resume": "--resume", "link": "--link"}
 # several options for one parameter, and an option without one
 PHRASES = {
     "tls=TLSFiles(ca, cert, key)": "--tls-ca, --tls-cert, --tls-key",
-    "or delete that fit": "or throw that fit away with --force",
+    "or delete that fit": "or discard that fit with --force",
 }
 SEPARATORS = {"part": "/", "image_shape": "x"}
 

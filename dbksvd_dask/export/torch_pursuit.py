@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from dbksvd_dask.kernels.blas import single_blas_thread
-from dbksvd_dask.kernels.encode import encode_rows, gram_for
+from dbksvd_dask.kernels.encode import Gram, encode_rows, gram_for
 from dbksvd_dask.kernels.pursuit import NOISE, STEPS_PER_ATOM
 from dbksvd_dask.plan.encoder import EncodeSpec
 from dbksvd_dask.plan.encoders import ENCODERS
@@ -33,7 +33,7 @@ class TorchPursuit:
     def __init__(self, spec: EncodeSpec) -> None:
         self.spec = spec
         self._atoms: np.ndarray | None = None
-        self._gram: np.ndarray | None = None
+        self._gram: Gram | None = None
 
     def __call__(self, x: torch.Tensor, W_dec: torch.Tensor) -> torch.Tensor:
         """Encode samples, already without their mean.
@@ -81,7 +81,7 @@ class TorchPursuit:
         acts[~np.isfinite(Y).all(axis=1)] = np.nan  # as other encoders do with a sample that is not a number
         return torch.from_numpy(acts).to(rows.device, rows.dtype)
 
-    def _dictionary(self, D: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    def _dictionary(self, D: np.ndarray) -> tuple[np.ndarray, Gram | None]:
         """Return the dictionary and its gram, if it has one, recomputed when the weights have changed."""
         if self._atoms is None or not np.array_equal(self._atoms, D):
             self._atoms = np.array(D)

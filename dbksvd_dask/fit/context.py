@@ -49,6 +49,7 @@ class Context:
         self, source: Source, params: FitParams, n_held: int, callbacks: Sequence[events.Callback]
     ) -> None:
         self.source, self.callbacks = source, tuple(callbacks)
+        self.status: events.Callback | None = None  # told of everything but rounds, which cost a little to count
         self.dtype = working_dtype(source.dtype)
         self._fit = uuid.uuid4().hex  # identifies this fit among those of the process
         first = params.first_rows
@@ -89,4 +90,4 @@ class Context:
 
     def emit(self, event: events.Event) -> None:
         """Call the callbacks with an event."""
-        events.emit(self.callbacks, event)
+        events.emit(self.callbacks if self.status is None else (*self.callbacks, self.status), event)

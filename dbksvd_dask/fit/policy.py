@@ -7,6 +7,7 @@ The loop in `fit.trainer` calls the policy before and after every batch. `Policy
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -52,6 +53,10 @@ class Policy:
         """Return the weights of the atoms in the encoding of the next batch; None for equal weights."""
         return None
 
+    def half_weight(self, state: Dictionary) -> float:
+        """Return the norm of the residual that halves a sample in the next update; 0 if all count alike."""
+        return 0.0
+
     def batch_spec(self, state: Dictionary) -> batch.BatchSpec:
         """Return the settings of the next batch."""
         p, plan = self.context.params, self.context.place
@@ -65,6 +70,7 @@ class Policy:
             dtype=self.context.dtype,
             place=plan.placement,
             weights=self.preferences(state),
+            half_weight=self.half_weight(state),
         )
 
     def after(self, state: Dictionary, result: batch.BatchResult) -> tuple[Dictionary, dict[str, float]]:
@@ -78,7 +84,7 @@ class Policy:
         learned = next_training_threshold(params, state.training_threshold, result)
         new = self._successor(state, result, state.mean).with_thresholds(learned, learned)
         if params.sparsity == "mean":
-            new = new.with_thresholds(encode_threshold(self.context, new, state.threshold, learned), learned)
+            new = encode_threshold(self.context, with_threshold(new, learned), state.threshold, learned)
         return new, record_of(result)
 
     def _successor(self, state: Dictionary, result: batch.BatchResult, mean: np.ndarray | None) -> Dictionary:
@@ -109,6 +115,11 @@ def extrapolated(D: np.ndarray, previous: np.ndarray | None, momentum: float) ->
     ahead = D + D.dtype.type(momentum) * (D - previous)
     norms = np.linalg.norm(ahead, axis=1, keepdims=True)
     return np.where(norms > 0, ahead / np.where(norms > 0, norms, 1), D).astype(D.dtype)
+
+
+def with_threshold(state: Dictionary, learned: float) -> Callable[[float], Dictionary]:
+    """Return the function that gives a state the threshold of its encoding; `learned` is that of training."""
+    return lambda threshold: state.with_thresholds(threshold, learned)
 
 
 def typical_coefficient(moments: Moments, n_nonzeros: int) -> float:

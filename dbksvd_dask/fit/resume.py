@@ -15,6 +15,8 @@ from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.errors import BusyError, ClusterError, InputError, MismatchError, StoreError
 from dbksvd_dask.fit.context import Context
 from dbksvd_dask.plan.stopping import is_over
+from dbksvd_dask.status import STATUS, StatusFile
+from dbksvd_dask.store import paths
 from dbksvd_dask.store.lock import FIT_LOCK, Lock, hold
 from dbksvd_dask.store.runs import (
     KEEP,
@@ -143,6 +145,16 @@ class Run:
                 remove_checkpoints(self.path)
             yield lock
 
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        """Keep the status file of the folder up to date."""
+        with StatusFile(paths.join(self.path, STATUS), "fit") as status:
+            self.context.status = status
+            try:
+                yield
+            finally:
+                self.context.status = None
+
     def resumed(self, resume: bool) -> Dictionary | None:
         """Return the state to resume from, or None; without `resume`, refuse a folder that holds a fit."""
         found = latest_checkpoint(self.path)
@@ -206,5 +218,5 @@ def open_run(
         return
     with run.held(overwrite) as lock:
         state = run.resumed(resume)
-        with report_checkpoint_on_exit(path, context.emit), run.saved_when_interrupted(lock):
+        with run.followed(), report_checkpoint_on_exit(path, context.emit), run.saved_when_interrupted(lock):
             yield state, lambda current: run.save(current, lock)

@@ -102,10 +102,12 @@ def plan_memory(context: Context, n_validation: int, limit: int | None) -> memor
     limit : bytes per worker process, or None
     """
     sizes = _fit_sizes(context, n_validation)
-    processes = memory.uneven_workers(list(worker_threads().values()))
+    threads = worker_threads()
+    processes = memory.uneven_workers(list(threads.values()))
+    together = "" not in threads and context.place.placement.device == "cpu"
     if limit is None:
-        return memory.plan_fit(sizes, *processes)
-    return memory.check_limit(sizes, limit, *processes)
+        return memory.plan_fit(sizes, *processes, together)
+    return memory.check_limit(sizes, limit, *processes, together)
 
 
 def _fit_sizes(context: Context, n_validation: int) -> memory.FitSizes:
@@ -126,6 +128,7 @@ def _fit_sizes(context: Context, n_validation: int) -> memory.FitSizes:
         itemsize=context.dtype.itemsize,
         read_itemsize=source.read_copies * source.dtype.itemsize,
         reads_ahead=source.reads_ahead,
+        rows_first=source.rows_first,
     )
 
 

@@ -7,6 +7,8 @@ sought on rows that the last batch did not fit, encoded as `transform` would.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from dbksvd_dask.dictionary import Dictionary
@@ -20,24 +22,27 @@ COUNTED_ROWS = 8192
 MOST_COUNTS, NEAR = 5, 0.01
 
 
-def encode_threshold(context: Context, state: Dictionary, threshold: float, learned: float) -> float:
-    """Return the smallest coefficient at which rows have k nonzeros on average.
+def encode_threshold(
+    context: Context, at: Callable[[float], Dictionary], threshold: float, learned: float
+) -> Dictionary:
+    """Return the state at whose threshold rows have k nonzeros on average.
 
     Parameters
     ----------
-    state : after a batch
+    at : gives the state after a batch, for a threshold
     threshold : that of the state before the batch; 0 where it has none
     learned : smallest coefficient of the next batch, from which the search starts if there is nothing better
     """
-    rows, k = unfitted_rows(context, state), context.params.k
     threshold = threshold or learned
+    state, k = at(threshold), context.params.k
+    rows = unfitted_rows(context, state)
     seen: list[tuple[float, float]] = []
     while threshold > 0 and len(seen) < MOST_COUNTS and not (seen and abs(seen[-1][1] / k - 1) < NEAR):
-        how = context.encode_plan(state.with_thresholds(threshold, learned))
-        seen.append((threshold, mean_nonzeros(context, state, how, rows)))
+        seen.append((threshold, mean_nonzeros(context, state, context.encode_plan(state), rows)))
         fall = growth.threshold_fall(*seen[-2:]) if len(seen) > 1 else growth.FALL
         threshold = growth.next_threshold(*seen[-1], k, fall)
-    return threshold
+        state = at(threshold)
+    return state
 
 
 def unfitted_rows(context: Context, state: Dictionary) -> np.ndarray:

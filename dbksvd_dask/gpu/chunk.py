@@ -34,6 +34,7 @@ class DeviceState(NamedTuple):
     entries: Entries
     stats: Any = None  # `kernels.chunk.ChunkStats` after its encoding, on the host
     unit: int = 0  # exponent of the units of its sums of products, see `kernels.scale`
+    scale: Any = None  # (n, 1) by which its rows are multiplied, see `kernels.chunk.weigh_samples`
 
 
 def prepare(raw: Any, mean: np.ndarray | None, dtype: Any) -> Any:
@@ -122,9 +123,26 @@ def _merged(samples: Sums, rest: Sums) -> Moments:
     return Moments(samples[2].size, int(n_nonzero), float(error), *samples[:2], *rest[:2])
 
 
+def weigh_samples(state: DeviceState, half: float) -> DeviceState:
+    """Multiply residuals and coefficients by factors that make every sum of the update a weighted one."""
+    with device.turn("gpu"):
+        R = _residual(state)
+        factors = chunk.row_scale(row_sums(R)[2], half)
+        scale = namespace(R).astype(to_device(factors), R.dtype)[:, None]
+        coefficient = state.coefficient * scale
+        return state._replace(R=R * scale, coefficient=coefficient, unit=_unit(coefficient), scale=scale)
+
+
+def _unscaled(array: Any, state: DeviceState) -> Any:
+    """Return rows of a state as they are without weights."""
+    return array if state.scale is None else array / state.scale
+
+
 def after_update(state: DeviceState, stats: ChunkStats) -> ResidualMoments:
     """Return sums over the residual after the last round."""
-    r_sum, r_square_sum, r_norms = row_sums(state.R)
+    with device.turn("gpu"):
+        R = _unscaled(_residual(state), state)
+    r_sum, r_square_sum, r_norms = row_sums(R)
     error, _ = relative_error_sum(stats.y_norms, r_norms)
     return ResidualMoments(r_norms.size, float(error), r_sum, r_square_sum)
 
@@ -156,7 +174,7 @@ def gram_matrix(D: np.ndarray, on_device: bool) -> Any:
 def coefficient_sums(state: DeviceState, n_atoms: int) -> np.ndarray:
     """Return the sum of the coefficients of each atom, added row by row on the host: (n_atoms,) float64."""
     with device.turn("gpu"):
-        atom, coefficient = device.to_host(state.atom), device.to_host(state.coefficient)
+        atom, coefficient = device.to_host(state.atom), device.to_host(_unscaled(state.coefficient, state))
     used = atom >= 0
     return np.bincount(atom[used], weights=coefficient[used], minlength=n_atoms)
 
@@ -237,11 +255,11 @@ def worst_samples(
     if n_dead == 0:
         return Candidates(np.empty(0), np.empty((0, D.shape[1]), np.float32))
     with device.turn("gpu"):
-        R = _residual(state)
+        R, coefficient = _unscaled(_residual(state), state), _unscaled(state.coefficient, state)
         error = row_sums(R)[2]
         worst = np.argsort(-error, kind="stable")[:n_dead]
         updated = place_atoms(D, members, new)
-        picked = [take_rows(a, worst) for a in (R, state.atom, state.coefficient)]
+        picked = [take_rows(a, worst) for a in (R, state.atom, coefficient)]
         rows = products.residual(picked[0], picked[1], -picked[2], updated)
         return Candidates(error[worst], device.to_host(rows))
 

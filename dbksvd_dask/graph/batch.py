@@ -55,6 +55,7 @@ class BatchSpec(NamedTuple):
     dtype: Any
     place: Placement = CPU
     weights: AtomWeights | None = None  # only for a dictionary of one group
+    half_weight: float = 0.0  # of one group: residual norm that halves a sample in the update; 0: all count alike
 
 
 class Upcoming(NamedTuple):
@@ -119,11 +120,12 @@ class _Builder:
         settings = self.exchange.broadcast(names.data(setting, f"setting-{g}"), "setting", (g,))
         atoms = [names.inline(_atoms, one) for one in settings]
         D = dictionaries_of(names, atoms, g, self.spec.place)
-        grams = grams_of(names, atoms, setting.D.shape, setting.spec, g, self.spec.place)
+        weighted = setting.weights is not None
+        grams = grams_of(names, atoms, setting.D.shape, setting.spec, g, self.spec.place, weighted)
         encode = share.encode_samples if g == 0 else share.encode_residual
         states = self.each(encode, "encode", (g,), *before, settings, D, grams)
         encoded = self.each(share.encoded_of, "stats", (g,), states, self.same(n_chunks))
-        encoded = self.exchange.collect(share.join_encoded, "stats", (g,), encoded, n_chunks)
+        encoded = self.exchange.collect(share.join_encoded, "stats", (g,), encoded, self.same(n_chunks))
         counts = names.call(_counts_of, "counts", (g,), encoded)
         new, proposals, newest, states = self.rounds(g, setting, settings, D, states)
         is_last = g == len(self.spec.groups) - 1
@@ -131,7 +133,7 @@ class _Builder:
         proposals = [[*mine, counts] if rule.proposes else [] for mine in proposals]
         after = self.each(close, "close", (g,), states, newest, proposals, settings, D)
         closed = after if is_last else self.each(share.closed_of, "closed", (g,), after)
-        closed = self.exchange.collect(share.join_closed, "close", (g,), closed, n_chunks)
+        closed = self.exchange.collect(share.join_closed, "close", (g,), closed, self.same(n_chunks))
         path = SeedPath(self.spec.seed, self.iteration, self.spec.groups[g].start)
         arguments = (settings[0], new, counts, closed, path)
         merged = names.call(_merge, "dictionary", (g,), *arguments, at=0)
@@ -151,18 +153,20 @@ class _Builder:
         """
         new: list[Any] = []
         known: list[list[Any]] = [[] for _ in states]
-        for r in range(len(setting.rounds.atoms)):
-            named, newest = self.round(g, r, settings, states)
-            new.append(named)
-            if r + 1 < len(setting.rounds.atoms):
-                states = self.each(share.update, "refresh", (g, r), states, self.same(r), newest, settings, D)
-                for mine, one in zip(known, self.same(named) if self.exchange.direct else newest, strict=True):
-                    mine.append(one)
+        last = len(setting.rounds.atoms) - 1
+        for r in range(last):
+            newest = self.round(g, r, settings, states)
+            states = self.each(share.update, "refresh", (g, r), states, self.same(r), newest, settings, D)
+            new.append(self.exchange.named(newest, share.new_of, "round", (g, r), states[0]))
+            for mine, one in zip(known, self.same(new[-1]) if self.exchange.direct else newest, strict=True):
+                mine.append(one)
+        newest = self.round(g, last, settings, states)
+        new.append(self.exchange.named(newest, share.same, "round", (g, last), newest[0]))
         return new, known, newest, states
 
-    def round(self, g: int, r: int, settings: list[Any], states: list[Any]) -> tuple[Any, list[Any]]:
-        """Add the tasks of one round; return that of its new atoms, and what each share takes for them."""
-        lz, named = self.same(None), None
+    def round(self, g: int, r: int, settings: list[Any], states: list[Any]) -> list[Any]:
+        """Add the tasks of one round; return, per share, what it takes for the new atoms."""
+        lz = self.same(None)
         for step in range(self.spec.lanczos_steps):
             if step == 0:
                 label, parts = "lanczos-start", self.each(share.sums_of, "lanczos-start", (g, r), states)
@@ -172,14 +176,12 @@ class _Builder:
                     "lanczos-product",
                     self.each(share.product, "lanczos-product", (g, r, step), *columns),
                 )
-            sums = self.exchange.collect(share.join_sums, label, (g, r, step), parts, settings[0])
+            sums = self.exchange.collect(share.join_sums, label, (g, r, step), parts, settings)
             last = step == self.spec.lanczos_steps - 1
             calls = [(sums, r, mine, setting, last) for mine, setting in zip(lz, settings, strict=True)]
             name, index = ("round", (g, r)) if last else ("lanczos-step", (g, r, step))
             lz = self.exchange.step(share.take_step, name, index, calls)
-            if last:
-                named = self.exchange.named(lz, share.take_step, name, index, calls)
-        return named, lz
+        return lz
 
 
 def _atoms(setting: share.Setting) -> np.ndarray:
@@ -254,6 +256,7 @@ def _setting(
         rule=rule_of(spec.dead_atoms),
         mean=mean,
         weights=spec.weights,
+        half_weight=spec.half_weight,
     )
 
 

@@ -108,7 +108,7 @@ def build_evaluation(
     names = Tasks(iteration, plan_shares(len(spans)))
     D_host = [names.data(np.ascontiguousarray(D), "dictionary")] * len(names.shares)
     D_share = dictionaries_of(names, D_host, 0, how.place)
-    grams = grams_of(names, D_host, D.shape, how.spec, 0, how.place)
+    grams = grams_of(names, D_host, D.shape, how.spec, 0, how.place, how.weights is not None)
     parts = []
     for i, share in enumerate(names.shares):
         own = spans[share.start : share.stop]
@@ -136,7 +136,7 @@ def _encoding(
 ) -> tuple[Tasks, list[Any], list[int]]:
     """Return the tasks that encode a whole source, block by block, and the number of rows of each block."""
     names = Tasks()
-    dictionary, gram = dictionary_and_gram(names, D, how.spec, how.place)
+    dictionary, gram = dictionary_and_gram(names, D, how.spec, how.place, how.weights is not None)
     spans = split_rows(source.n_samples, block_rows)
     blocks = []
     for c, (a, b) in enumerate(spans):

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from dbksvd_dask.graph.share import same
 from dbksvd_dask.graph.tasks import Tasks
 from dbksvd_dask.plan import shares
 
@@ -37,19 +38,20 @@ class Exchange:
         self.direct = shares.is_direct(names.shares)
 
     def collect(
-        self, join: Callable[..., Any], label: str, index: tuple[int, ...], parts: list[Any], *args: Any
+        self, join: Callable[..., Any], label: str, index: tuple[int, ...], parts: list[Any], with_: list[Any]
     ) -> list[Any]:
         """Join the results of the shares of each group; return one reference per group.
 
         Parameters
         ----------
-        join : takes a list of results and `args`
-        parts : per share
+        join : takes a list of results and one more argument
+        parts : per share, its result
+        with_ : per share, the other argument of a call at its home
         """
         return [
             parts[a]
             if b - a == 1
-            else self._names.call(join, f"{label}-sum", (*index, i), parts[a:b], *args, at=a)
+            else self._names.call(join, f"{label}-sum", (*index, i), parts[a:b], with_[a], at=a)
             for i, (a, b) in enumerate(self._groups)
         ]
 
@@ -67,21 +69,21 @@ class Exchange:
         return self._per_group(function, label, index, calls)
 
     def named(
-        self,
-        taken: list[Any],
-        function: Callable[..., Any],
-        label: str,
-        index: tuple[int, ...],
-        calls: list[tuple[Any, ...]],
+        self, taken: list[Any], function: Callable[..., Any], label: str, index: tuple[int, ...], at_first: Any
     ) -> Any:
-        """Return a task with the result of a `step` that returned `taken`, for the driver and its progress."""
-        return self._names.call(function, label, index, *calls[0], at=0) if self.direct else taken[0]
+        """Return a task with the result of a `step` that returned `taken`, for the driver and its progress.
+
+        Parameters
+        ----------
+        function, at_first : gives the result, called at the first share with this argument, if no task is the step
+        """
+        return self._names.call(function, label, index, at_first, at=0) if self.direct else taken[0]
 
     def broadcast(self, value: Any, label: str, index: tuple[int, ...] = ()) -> list[Any]:
         """Return, per share, a reference to a value of the graph: in large clusters to a copy in its group."""
-        if not self._names.has_homes or len(self._groups) <= shares.MOST_DIRECT:
+        if not self._names.has_homes or self.direct:
             return [value] * len(self._names.shares)
-        return self._per_group(_same, f"{label}-copy", index, [(value,)] * len(self._names.shares))
+        return self._per_group(same, f"{label}-copy", index, [(value,)] * len(self._names.shares))
 
     def _per_group(
         self, function: Callable[..., Any], label: str, index: tuple[int, ...], calls: list[tuple[Any, ...]]
@@ -94,7 +96,3 @@ class Exchange:
             name = label if i == 0 else f"copied-{label}"  # progress counts the tasks of one name
             out += [self._names.call(function, name, (*index, i), *calls[a], at=a)] * (b - a)
         return out
-
-
-def _same(value: Any) -> Any:
-    return value

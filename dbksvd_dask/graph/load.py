@@ -56,7 +56,13 @@ Pair = tuple[tuple[int, int], tuple[int, int]]
 
 
 def grams_of(
-    names: Tasks, atoms: list[Any], shape: tuple[int, int], spec: EncodeSpec, g: int = 0, place: Placement = CPU
+    names: Tasks,
+    atoms: list[Any],
+    shape: tuple[int, int],
+    spec: EncodeSpec,
+    g: int = 0,
+    place: Placement = CPU,
+    weighted: bool = False,
 ) -> list[Any]:
     """Add the tasks of a gram; return its reference for each share, or None for each where `spec` uses no gram.
 
@@ -68,27 +74,30 @@ def grams_of(
     ----------
     atoms : per share, the reference to the atoms, (n_atoms, n_features), on the host
     shape : of the atoms
+    weighted : whether atoms have weights, which take the whole gram
     """
     if not spec.uses_gram(shape[0]):
         return [None] * len(names.shares)
     if place.device == "gpu":
         return names.once_per_home(functions(place).gram_matrix, "gram", (g,), atoms[0], place.gram_on_device)
-    bounds = encode.gram_bounds(shape[0])
+    bounds, compact = encode.gram_bounds(shape[0]), spec.compact_gram(weighted)
     pairs = [(rows, columns) for i, rows in enumerate(bounds) for columns in bounds[i:]]
     if not names.has_homes:
-        tiles = [names.call(_tiles, "gram", (g, t), atoms[0], [pair]) for t, pair in enumerate(pairs)]
-        return [names.call(_assemble, "gram-assemble", (g,), shape[0], tiles)] * len(names.shares)
+        tiles = [names.call(_tiles, "gram", (g, t), atoms[0], [pair], compact) for t, pair in enumerate(pairs)]
+        whole = names.call(_assemble, "gram-assemble", (g,), shape[0], tiles, compact)
+        return [whole] * len(names.shares)
+    areas = [(b - a) * (d - c) for (a, b), (c, d) in pairs]
     out: list[Any] = []
     for group in _gram_groups(names.shares, shape[1]):
         tiles = [
-            names.call(_tiles, "gram-tiles", (g, group[i]), atoms[group[i]], pairs[a:b], at=group[i])
-            for i, (a, b) in enumerate(shares.even_spans(len(pairs), len(group)) if len(group) > 1 else ())
+            names.call(_tiles, "gram-tiles", (g, group[i]), atoms[group[i]], pairs[a:b], compact, at=group[i])
+            for i, (a, b) in enumerate(shares.weighted_spans(areas, len(group)) if len(group) > 1 else ())
         ]
         for i in group:
-            whole = (
+            made = (
                 (_assemble, "gram", (g, i), shape[0], tiles) if tiles else (_gram, "gram", (g, i), atoms[i], pairs)
             )
-            out.append(names.call(*whole, at=i))
+            out.append(names.call(*made, compact, at=i))
     return out
 
 
@@ -104,17 +113,22 @@ def _gram_groups(homes: list[shares.Share], n_features: int) -> list[range]:
 
 
 @one_blas_thread
-def _tiles(D: np.ndarray, pairs: list[Pair]) -> list[np.ndarray]:
+def _tiles(D: np.ndarray, pairs: list[Pair], compact: bool) -> list[Any]:
     """Return tiles of the gram: the products of pairs of blocks of atoms."""
-    return list(each(lambda pair: encode.gram_tile(D, *pair), pairs))
+    make = encode.compact_gram_tile if compact else encode.gram_tile
+    return list(each(lambda pair: make(D, *pair), pairs))
 
 
-def _assemble(n_atoms: int, tiles: list[list[np.ndarray]]) -> np.ndarray:
-    return chunk.frozen(encode.assemble_gram(n_atoms, [tile for some in tiles for tile in some]))
+def _assemble(n_atoms: int, tiles: list[list[Any]], compact: bool) -> encode.Gram:
+    make = encode.assemble_compact_gram if compact else encode.assemble_gram
+    gram = make(n_atoms, [tile for some in tiles for tile in some])
+    for part in gram if isinstance(gram, tuple) else (gram,):
+        chunk.frozen(part)
+    return gram
 
 
-def _gram(D: np.ndarray, pairs: list[Pair]) -> np.ndarray:
-    return _assemble(D.shape[0], [_tiles(D, pairs)])
+def _gram(D: np.ndarray, pairs: list[Pair], compact: bool) -> encode.Gram:
+    return _assemble(D.shape[0], [_tiles(D, pairs, compact)], compact)
 
 
 def dictionaries_of(names: Tasks, atoms: list[Any], g: int = 0, place: Placement = CPU) -> list[Any]:
@@ -124,10 +138,13 @@ def dictionaries_of(names: Tasks, atoms: list[Any], g: int = 0, place: Placement
     return atoms
 
 
-def dictionary_and_gram(names: Tasks, D: np.ndarray, spec: EncodeSpec, place: Placement) -> tuple[Any, Any]:
-    """Return the dictionary and its gram, or None, for tasks without homes."""
+def dictionary_and_gram(
+    names: Tasks, D: np.ndarray, spec: EncodeSpec, place: Placement, weighted: bool = False
+) -> tuple[Any, Any]:
+    """Return the dictionary and its gram, or None, for tasks without homes; `weighted` as in `grams_of`."""
     D_host = [names.data(np.ascontiguousarray(D), "dictionary")]
-    return dictionaries_of(names, D_host, 0, place)[0], grams_of(names, D_host, D.shape, spec, 0, place)[0]
+    grams = grams_of(names, D_host, D.shape, spec, 0, place, weighted)
+    return dictionaries_of(names, D_host, 0, place)[0], grams[0]
 
 
 def build_sum(source: Source, rows: np.ndarray, chunk_size: int, dtype: Any) -> Delayed:

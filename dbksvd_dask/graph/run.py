@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import time
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import dask
@@ -277,8 +279,24 @@ def current_client() -> Any:
     return scheduler_client()
 
 
+_PLANNED: ContextVar[dict[str, int] | None] = ContextVar("planned workers", default=None)
+
+
+@contextlib.contextmanager
+def planned_workers(n_workers: int, threads: int) -> Iterator[None]:
+    """Let plans in this block be made for workers that do not run yet; nothing may be computed in it."""
+    token = _PLANNED.set({f"planned-{i}": threads for i in range(n_workers)})
+    try:
+        yield
+    finally:
+        _PLANNED.reset(token)
+
+
 def worker_threads() -> dict[str, int]:
     """Return the threads of each process that computations run on, by its address; this process is ''."""
+    planned = _PLANNED.get()
+    if planned is not None:
+        return planned
     client = current_client()
     if client is not None:
         return dict(client.nthreads())

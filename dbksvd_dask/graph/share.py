@@ -39,6 +39,7 @@ class Setting(NamedTuple):
     rule: Rule
     mean: np.ndarray | None = None  # (n_features,)
     weights: AtomWeights | None = None
+    half_weight: float = 0.0  # residual norm that halves a sample in the update; 0: all count alike
 
 
 class States(NamedTuple):
@@ -47,6 +48,7 @@ class States(NamedTuple):
     start: int  # number of the first chunk
     chunks: tuple[Any, ...]  # `kernels.chunk.ChunkState` or `gpu.chunk.DeviceState` each
     sums: list[Node[Any]]  # of the first product of the round that follows
+    new: Any = None  # atoms of the round before
 
 
 class Encoded(NamedTuple):
@@ -121,7 +123,9 @@ def encode_samples(start: int, rows: list[Any], setting: Setting, D: Any, gram: 
         with device.turn(setting.place.pursuit):
             Y = prepare(raw, ref.where, setting.mean, setting.dtype, setting.place)
             state, counts = compute.encode_chunk(Y, D, gram, setting.spec, setting.rounds, setting.weights)
-            return state._replace(stats=compute.chunk_stats(Y, state, counts))
+            state = state._replace(stats=compute.chunk_stats(Y, state, counts))
+        del raw, Y  # the weighed residual takes their room
+        return compute.weigh_samples(state, setting.half_weight) if setting.half_weight > 0 else state
 
     return _begun(start, rows, encode, setting)
 
@@ -182,6 +186,16 @@ def sums_of(states: States) -> list[Node[Any]]:
     return states.sums
 
 
+def new_of(states: States) -> Any:
+    """Return the atoms of the round before."""
+    return states.new
+
+
+def same(value: Any) -> Any:
+    """Return the value: a task that copies it to a worker, or gives it a name."""
+    return value
+
+
 def encoded_of(states: States, n_chunks: int) -> Encoded:
     """Return the statistics of the encoding: kilobytes, while the states stay."""
     stats = [state.stats for state in states.chunks]
@@ -208,7 +222,7 @@ def update(states: States, r: int, new: Any, setting: Setting, D: Any) -> States
         state = _refreshed(old, r, new, setting, D)
         return state, compute.first_product(state, r + 1, n_local)
 
-    return _with_sums(states.start, states.chunks, one, setting)
+    return _with_sums(states.start, states.chunks, one, setting)._replace(new=new)
 
 
 def _refreshed(state: Any, r: int, new: Any, setting: Setting, D: Any) -> Any:

@@ -75,6 +75,17 @@ class StoreRows:
         """Describe a row by its index and the store's chunk in which it lies."""
         return self.reader.describe_row(int(self.rows[index]))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Send runs of consecutive rows by their ends: a graph refers to every row of two batches."""
+        ends = np.array(stream.runs(self.rows), np.int64).reshape(-1, 2)
+        if ends.size >= self.rows.size:
+            return StoreRows, (self.reader, self.rows)
+        return _rows_of_runs, (self.reader, ends)
+
+
+def _rows_of_runs(reader: RowReader, ends: np.ndarray) -> StoreRows:
+    return StoreRows(reader, np.concatenate([np.arange(a, b, dtype=np.int64) for a, b in ends]))
+
 
 class BlockRows:
     """Rows of a Dask array, computed by tasks of the same graph."""
@@ -110,11 +121,13 @@ class Source(ABC):
     in_memory : whether the samples are an array of this process; their codes are then computed at once
     reads_ahead : whether workers may read the rows of the next batch while they compute this one
     read_copies : copies of a task's rows in memory at once while they are read
+    rows_first : whether other tasks bring the rows of a task into memory before it begins
     """
 
     in_memory = False
     reads_ahead = False
     read_copies = 1
+    rows_first = False
 
     def __init__(self, shape: tuple[int, int], dtype: np.dtype, block_rows: int, chunk_size: int) -> None:
         self.shape, self.dtype, self.block_rows, self.chunk_size = shape, dtype, block_rows, chunk_size
@@ -203,6 +216,7 @@ class LazySource(Source):
     """A Dask array; an encoding reads chunk_size rows at a time, whatever the chunks of the array."""
 
     read_copies = 2  # whole blocks are in memory before rows are taken from them
+    rows_first = True
 
     def __init__(self, array: da.Array, chunk_size: int) -> None:
         super().__init__(array.shape, array.dtype, chunk_size, chunk_size)
@@ -258,11 +272,14 @@ def as_source(Y: Any, chunk_size: int) -> Source:
 
     Parameters
     ----------
-    Y : ndarray, dask array, xarray.DataArray or path/URL of a Zarr store, (n_samples, n_features)
+    Y : ndarray, tensor, dask array, xarray.DataArray, path of a .npy file or path/URL of a Zarr store
+        Of shape (n_samples, n_features).
     """
     if isinstance(Y, Source):
         return Y
     if isinstance(Y, str | os.PathLike):
+        if os.fspath(Y).endswith(".npy") and os.path.isfile(Y):
+            return as_source(np.load(Y, mmap_mode="r", allow_pickle=False), chunk_size)
         return StoreSource(open_rows(os.fspath(Y)), chunk_size)
     if is_instance(Y, "xarray", "Dataset"):
         if "activations" not in Y:
@@ -285,6 +302,26 @@ def as_source(Y: Any, chunk_size: int) -> Source:
             "use Y.toarray()"
         )
     if not isinstance(Y, np.ndarray):
-        Y = np.asarray(Y)
+        Y = _as_numpy(Y)
     check_matrix(Y.shape, Y.dtype)
     return ArraySource(Y, chunk_size)
+
+
+def _as_numpy(Y: Any) -> np.ndarray:
+    """Return what can be had as an array: tensors of torch, anything with `__dlpack__` or `__array__`, lists."""
+    if is_instance(Y, "torch", "Tensor"):
+        return _of_tensor(Y)
+    if hasattr(Y, "__dlpack__") and not hasattr(Y, "__array__"):
+        try:
+            return np.from_dlpack(Y)
+        except (BufferError, RuntimeError, TypeError) as error:
+            raise InputError(f"Y cannot be read through __dlpack__ ({error}); copy it to the CPU first") from error
+    return np.asarray(Y)
+
+
+def _of_tensor(Y: Any) -> np.ndarray:
+    """Return a tensor without its gradient; bfloat16, which NumPy does not have, as float32."""
+    import torch
+
+    tensor = Y.detach().cpu()
+    return np.asarray(tensor.float() if tensor.dtype == torch.bfloat16 else tensor)

@@ -1,5 +1,7 @@
 """Arrow (IPC streams and files) and Parquet: numbers, lists of numbers, and lists of lists as columns.
 
+A table with a column per feature has one array, `COLUMNS`, of all its columns of floating-point numbers.
+
 Hugging Face datasets keep an `Array2D` column as lists of lists under an extension type; without that library it
 reads as its storage, which is all that is needed here.
 """
@@ -18,6 +20,8 @@ from dbksvd_dask.importers.base import Array, ArrayInfo, Cursor, Hints, SourceFi
 
 # decoded at once from Parquet; Arrow needs several times as much meanwhile
 BLOCK_BYTES = 1 << 20
+# Name of the array that columns of single numbers make together, where no column holds lists.
+COLUMNS = "columns"
 
 
 def pyarrow_for(path: str) -> Any:
@@ -94,6 +98,11 @@ def _list_length(pa: Any, column: Any, label: str) -> int:
     return int(lengths[0])
 
 
+def _strings(column: Any) -> list[str]:
+    """Return the texts of a column; none for an empty (null) entry."""
+    return [text or "" for text in column.to_pylist()]
+
+
 class _ArrowSource(SourceFile):
     """Common base of IPC and Parquet: arrays from the types of the columns and the first entry."""
 
@@ -102,8 +111,17 @@ class _ArrowSource(SourceFile):
         self.arrays = {}
         self._pa = pyarrow_for(path)
         self._damage = damage_of(self._pa)
+        self._wide: list[str] = []
+        self._texts: tuple[str, ...] = ()
+
+    @property
+    def text_columns(self) -> tuple[str, ...]:
+        """Columns of strings."""
+        return self._texts
 
     def _describe(self, schema: Any, n_items: int) -> None:
+        kinds = self._pa.types
+        self._texts = tuple(f.name for f in schema if kinds.is_string(f.type) or kinds.is_large_string(f.type))
         for field in schema:
             if _leaf(self._pa, field.type) is None or n_items == 0:
                 continue
@@ -112,11 +130,29 @@ class _ArrowSource(SourceFile):
             except InputError:
                 continue  # a ragged or empty column cannot be imported, but does not block the others
             self.arrays[field.name] = ArrayInfo((n_items, *first.shape[1:]), first.dtype.name)
+        self._describe_columns(n_items)
+
+    def _describe_columns(self, n_items: int) -> None:
+        """Add an array of all columns of single floating-point numbers, if the table has no other activations."""
+        numbers = [name for name, i in self.arrays.items() if len(i.shape) == 1 and i.dtype.startswith("float")]
+        if len(numbers) < 2 or COLUMNS in self.arrays or any(i.may_be_rows for i in self.arrays.values()):
+            return
+        self._wide = numbers
+        dtype = np.result_type(*(self.arrays[name].dtype for name in numbers))
+        self.arrays[COLUMNS] = ArrayInfo((n_items, len(numbers)), dtype.name)
+
+    def _names(self, name: str) -> list[str]:
+        """Return the columns that an array is made of."""
+        return self._wide if self._wide and name == COLUMNS else [name]
 
     def _first(self, name: str) -> Array:
         raise NotImplementedError
 
     def _convert(self, name: str, column: Any) -> Array:
+        """Turn a column into an array; of the array `COLUMNS`, a batch of columns."""
+        if self._wide and name == COLUMNS:
+            parts = [self._convert(inner, column.column(i)) for i, inner in enumerate(self._wide)]
+            return np.stack(parts, axis=1)
         label = f"column {name} of {self.path}"
         block = to_numpy(self._pa, column, label)
         info = self.arrays.get(name)
@@ -133,6 +169,7 @@ class _Place:
     """The position in a column: its current batch, and no other."""
 
     reader: Any
+    whole: bool  # several columns: the batch itself
     batch: int = -1
     column: Any = None
 
@@ -197,7 +234,8 @@ class IpcFile(_ArrowSource):
     def _column(self, name: str, batch: int) -> Any:
         place = self._places.get(name)
         if place is None or batch < place.batch:  # a stream goes forward only
-            place = self._places[name] = _Place(self._open([self._schema.get_field_index(name)]))
+            fields = [self._schema.get_field_index(column) for column in self._names(name)]
+            place = self._places[name] = _Place(self._open(fields), whole=len(fields) > 1)
         if batch != place.batch:
             place.column = None  # first, or two would be in memory
             try:
@@ -213,10 +251,12 @@ class IpcFile(_ArrowSource):
 
     def _next(self, place: _Place, batch: int) -> Any:
         if self._is_file:
-            return place.reader.get_batch(batch).column(0)
-        for _ in range(batch - place.batch - 1):
-            place.reader.read_next_batch()
-        return place.reader.read_next_batch().column(0)
+            found = place.reader.get_batch(batch)
+        else:
+            for _ in range(batch - place.batch - 1):
+                place.reader.read_next_batch()
+            found = place.reader.read_next_batch()
+        return found if place.whole else found.column(0)
 
     def _first(self, name: str) -> Array:
         batch = int(np.flatnonzero(np.diff(self._starts))[0])
@@ -234,6 +274,11 @@ class IpcFile(_ArrowSource):
         out = np.concatenate(parts)
         forget_pages(self._map)
         return out
+
+    def read_texts(self, name: str, step: int) -> Iterator[list[str]]:
+        """Yield the texts of a column, batch by batch."""
+        for batch in range(len(self._starts) - 1):
+            yield _strings(self._column(name, batch))
 
     def close(self) -> None:
         """Release the batches; the map closes with the last of them."""
@@ -263,8 +308,9 @@ class ParquetFile(_ArrowSource):
         groups = list(range(group, len(self._starts) - 1))
         entry = int(self._starts[group])
         try:
-            for batch in self._file.iter_batches(batch_size=step, row_groups=groups, columns=[name]):
-                yield batch.column(0)
+            names = self._names(name)
+            for batch in self._file.iter_batches(batch_size=step, row_groups=groups, columns=names):
+                yield batch.select(names) if len(names) > 1 else batch.column(0)
                 entry += batch.num_rows
         except self._damage as error:
             raise StoreError(
@@ -289,6 +335,11 @@ class ParquetFile(_ArrowSource):
         if name not in self._cursors:
             self._cursors[name] = Cursor(lambda entry: self._blocks(name, entry))
         return self._cursors[name].read(start, stop)
+
+    def read_texts(self, name: str, step: int) -> Iterator[list[str]]:
+        """Yield the texts of a column."""
+        for column in self._columns(name, 0, step):
+            yield _strings(column)
 
     def close(self) -> None:
         """Close the file."""

@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dbksvd_dask.errors import StoreError
+from dbksvd_dask.importers import identity
+from dbksvd_dask.store import paths
 from dbksvd_dask.store.dtypes import BFLOAT16, ROW_DTYPES
 from dbksvd_dask.store.spans import Span, fill_from
 
@@ -102,6 +104,15 @@ class SourceFile(ABC):
         """Arrays whose values are in other files, which are not read, each with the name of that file."""
         return {}
 
+    @property
+    def text_columns(self) -> tuple[str, ...]:
+        """Columns that hold a text per entry."""
+        return ()
+
+    def read_texts(self, name: str, step: int) -> Iterator[list[str]]:
+        """Yield the texts of a column, about `step` at a time."""
+        raise NotImplementedError
+
     @abstractmethod
     def read_items(self, name: str, start: int, stop: int) -> Array:
         """Read entries [start, stop) along the first axis, in native byte order.
@@ -136,7 +147,9 @@ class SourceFile(ABC):
         return None
 
     def identity(self) -> tuple[int, int]:
-        """Return two numbers that change when the content does: here the size and the time of change."""
+        """Return two numbers that change when the content does: the size, and the time of change or a tag."""
+        if paths.is_remote(self.path):
+            return identity.of_remote(self.path)
         status = os.stat(self.path)
         return status.st_size, status.st_mtime_ns
 
@@ -147,7 +160,8 @@ class SourceFile(ABC):
 class Region:
     """An array that is plain bytes of a file, in C order, read by position.
 
-    Not a memory map: mapped pages count as memory of the process, which is promised to be bounded.
+    Not a memory map: mapped pages count as memory of the process, which is promised to be bounded. A file on a
+    remote is read in ranges.
     """
 
     def __init__(self, path: str, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
@@ -162,10 +176,7 @@ class Region:
             target = np.empty((stop - start, *row_shape), self.dtype)
         else:
             target = out
-        if self._file is None:
-            self._file = open(self.path, "rb", buffering=0)
-        offset = self.offset + start * math.prod(row_shape) * self.dtype.itemsize
-        fill_from(self._file.fileno(), offset, target, self.path)
+        self._fill(self.offset + start * math.prod(row_shape) * self.dtype.itemsize, target)
         if not self.dtype.isnative:
             target = target.astype(self.dtype.newbyteorder("="))
         if out is None or target is out:
@@ -173,9 +184,20 @@ class Region:
         out[...] = target
         return out
 
+    def _fill(self, offset: int, target: Array) -> None:
+        if paths.is_remote(self.path):
+            content = paths.read_range(self.path, offset, offset + target.nbytes)
+            if len(content) != target.nbytes:
+                raise StoreError(f"{self.path} is truncated: it ended at byte {offset + len(content)}")
+            target[...] = np.frombuffer(content, target.dtype).reshape(target.shape)
+            return
+        if self._file is None:
+            self._file = open(self.path, "rb", buffering=0)
+        fill_from(self._file.fileno(), offset, target, self.path)
+
     def spans(self, start: int, stop: int) -> list[Span] | None:
-        """Return where rows [start, stop) are; None if their byte order is not native."""
-        if not self.dtype.isnative:
+        """Return where rows [start, stop) are; None if their byte order is not native, or on a remote."""
+        if not self.dtype.isnative or paths.is_remote(self.path):
             return None
         return [Span(self.path, self.offset + start * self.row_bytes, (stop - start) * self.row_bytes)]
 
@@ -188,7 +210,7 @@ class Region:
 
 def require_bytes(path: str, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
     """Refuse a file that is shorter than its header says."""
-    needed, size = offset + math.prod(shape) * dtype.itemsize, os.path.getsize(path)
+    needed, size = offset + math.prod(shape) * dtype.itemsize, paths.size_of(path)
     if size < needed:
         raise StoreError(f"{path} is truncated: it has {size} bytes, its header promises {needed}")
 

@@ -14,8 +14,7 @@ from dbksvd_dask._words import listed
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.importers.base import NAMELESS, Array, ArrayInfo, Hints, SourceFile, plain_name
 from dbksvd_dask.importers.layers import numbers_of
-from dbksvd_dask.importers.registry import find_files, open_file
-from dbksvd_dask.store import paths
+from dbksvd_dask.importers.registry import find_files, name_of, open_file
 from dbksvd_dask.store.dtypes import BFLOAT16, stored_dtype, widen_bfloat16
 from dbksvd_dask.store.paths import PathLike
 from dbksvd_dask.store.spans import Span
@@ -53,7 +52,7 @@ class Collection:
 
     Parameters
     ----------
-    source : path or glob pattern
+    source : path, glob pattern, or several
         See `find_files`.
     array : str, optional
         Name of the main array in files that hold several; default: the only candidate.
@@ -76,11 +75,13 @@ class Collection:
         Whether the main array is (sequence, token, feature).
     aligned : dict of str to ArrayInfo
         Shape (n_rows, ...) and dtype of each aligned array.
+    text_columns : tuple of str
+        Columns that hold a text per row (or sequence) in all files.
     """
 
     def __init__(
         self,
-        source: PathLike,
+        source: PathLike | Sequence[PathLike],
         *,
         array: str | None = None,
         aligned: Sequence[str] = (),
@@ -88,11 +89,12 @@ class Collection:
         format: str | None = None,
         exclude: PathLike | None = None,
     ) -> None:
-        self.source = paths.normalise(source)
+        self.source = name_of(source)
         self._hints = hints or Hints()
         self._open: dict[int, SourceFile] = {}
         self.members: list[Member] = []
         self.aligned: dict[str, ArrayInfo] = {}
+        self.text_columns: tuple[str, ...] = ()
         self.dtype = ""
         self.array = array
         self._wanted = tuple(aligned)
@@ -102,14 +104,20 @@ class Collection:
         if self.n_rows == 0:
             raise InputError(f"{self.source} has no rows")
         self._check_hints()
-        self._starts = [0]
+        self._starts, self._first_entry = [0], [0]
         for member in self.members:
             self._starts.append(self._starts[-1] + member.n_rows)
+            self._first_entry.append(self._first_entry[-1] + member.shape[0])
 
     @property
     def n_rows(self) -> int:
         """Return the number of rows of all files."""
         return sum(member.n_rows for member in self.members)
+
+    @property
+    def n_entries(self) -> int:
+        """Return the number of rows before flattening: of sequences where rows are in sequences."""
+        return self._first_entry[-1]
 
     @property
     def n_features(self) -> int:
@@ -134,6 +142,8 @@ class Collection:
                 self._check_fits(path, info)
             self.array, self.dtype = name, info.dtype
             self._dtypes.add(info.dtype)
+            in_all = self.text_columns if self.members else file.text_columns
+            self.text_columns = tuple(column for column in in_all if column in file.text_columns)
             member = Member(path, kind, info.shape, file.identity())
             for wanted in self._wanted:
                 self._check_aligned(file, wanted, member)
@@ -260,6 +270,20 @@ class Collection:
         """Mark the rows [start, stop) that are the first token of their sequence."""
         parts = [np.arange(a, b) % self.members[f].tokens == 0 for f, a, b in self.pieces(start, stop)]
         return np.concatenate(parts)
+
+    def entries(self, start: int, stop: int) -> Array:
+        """Return for rows [start, stop) the number of their entry: of their sequence, or their own."""
+        parts = [
+            self._first_entry[f] + np.arange(a, b, dtype=np.int64) // self.members[f].tokens
+            for f, a, b in self.pieces(start, stop)
+        ]
+        return np.concatenate(parts)
+
+    def read_texts(self, column: str, step: int) -> Iterator[str]:
+        """Yield the texts of a column of all files, read about `step` at a time."""
+        for index in range(len(self.members)):
+            for texts in self._file(index).read_texts(column, step):
+                yield from texts
 
     def close(self) -> None:
         """Close every file."""

@@ -26,6 +26,7 @@ from dbksvd_dask.importers.base import (
     readable,
     require_bytes,
 )
+from dbksvd_dask.store import paths
 from dbksvd_dask.store.spans import Span
 
 # what an archive raises when it is damaged, encrypted or of a kind that Python cannot unpack
@@ -77,12 +78,16 @@ class FortranFile(SourceFile):
 
 def open_npy(path: str, hints: Hints) -> SourceFile:
     """Open a .npy file."""
-    with open(path, "rb") as file:
+    with paths.open_binary(path) as file:
         shape, fortran, dtype = read_header(file, path)
         offset = file.tell()
     if not _is_plain(dtype):
         raise InputError(f"{path} holds dtype {dtype}; need an array of plain numbers")
     if fortran and len(shape) > 1:
+        if paths.is_remote(path):
+            raise InputError(
+                f"{path} is in column order, which is not read from a URL; download it, or save its rows"
+            )
         return FortranFile(path, offset, shape, dtype)
     return RegionFile(path, {"": (Region(path, offset, shape, readable(dtype)), numeric_name(dtype))})
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from dbksvd_dask.errors import InputError, StoreError
 from dbksvd_dask.importers.base import Hints, Region, RegionFile, SourceFile, plain_name
-from dbksvd_dask.store import atomic
+from dbksvd_dask.store import atomic, paths
 from dbksvd_dask.store.dtypes import BFLOAT16
 
 
@@ -32,7 +32,7 @@ def description_of(path: str, needed: bool = True) -> dict[str, Any]:
     """
     stem = os.path.splitext(path)[0]
     for candidate in (f"{path}.json", f"{stem}.json", f"{stem}.meta"):
-        if not os.path.isfile(candidate):
+        if not paths.exists(candidate):
             continue
         try:
             found = atomic.read_json(candidate)
@@ -66,7 +66,7 @@ def open_raw(path: str, hints: Hints) -> SourceFile:
     offset = _sizes(path, "offset", [given.get("offset", 0)], 0)[0]
     if shape is None or hints.n_features is not None:
         shape = _infer_shape(path, offset, n_features, bits)
-    needed, size = offset + math.prod(shape) * bits.itemsize, os.path.getsize(path)
+    needed, size = offset + math.prod(shape) * bits.itemsize, paths.size_of(path)
     if size != needed:
         raise StoreError(
             f"{path} holds {size} bytes, but {list(shape)} of {name} from byte {offset} on are {needed}: wrong "
@@ -104,7 +104,7 @@ def _bits(name: str, path: str) -> np.dtype[Any]:
 
 
 def _infer_shape(path: str, offset: int, n_features: int, dtype: np.dtype[Any]) -> tuple[int, int]:
-    row, size = n_features * dtype.itemsize, os.path.getsize(path) - offset
+    row, size = n_features * dtype.itemsize, paths.size_of(path) - offset
     if size < row or size % row:
         raise StoreError(
             f"{path} holds {size} bytes, not a whole number of rows of {n_features} {dtype} ({row} bytes): "

@@ -6,7 +6,7 @@ import glob
 import importlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -15,7 +15,7 @@ from dbksvd_dask.errors import InputError, StoreError
 from dbksvd_dask.importers.base import Hints, SourceFile
 from dbksvd_dask.importers.layers import with_layer
 from dbksvd_dask.store import atomic
-from dbksvd_dask.store.paths import PathLike, is_remote, normalise
+from dbksvd_dask.store.paths import PathLike, find_matches, is_remote, normalise
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,8 @@ FORMATS = {
 }
 # what a stopped run may leave: unfinished work, and a store that was replaced
 _LEFT_OVER = (atomic.PARTIAL_SUFFIX, atomic.REPLACED_SUFFIX)
+# read in ranges: others would have to be copied first
+REMOTE = ("npy", "safetensors", "raw", "zarr")
 _ZARR_FILES = ("zarr.json", ".zgroup", ".zarray")
 
 
@@ -113,7 +115,9 @@ def natural_key(name: str) -> list[tuple[int, int, str]]:
 
 def format_of(path: str) -> str | None:
     """Return the name of the format of a file or folder; None if unknown."""
-    if is_remote(path) or any(os.path.exists(os.path.join(path, f)) for f in _ZARR_FILES):
+    if is_remote(path):
+        return _by_extension(path.partition("?")[0]) or "zarr"
+    if any(os.path.exists(os.path.join(path, f)) for f in _ZARR_FILES):
         return "zarr"
     return _by_layout(path) or _by_extension(path)
 
@@ -127,16 +131,29 @@ def _by_extension(path: str) -> str | None:
     return next((f.name for f in FORMATS.values() if lower.endswith(f.extensions)), None)
 
 
+def name_of(source: PathLike | Sequence[PathLike]) -> str:
+    """Return a source as messages name it.
+
+    >>> name_of("acts.npy"), name_of(["shards/a_0.npy", "shards/a_1.npy"])
+    ('acts.npy', 'shards/a_0.npy and 1 more')
+    """
+    if isinstance(source, str | os.PathLike):
+        return normalise(source)
+    more = f" and {len(source) - 1} more" if len(source) > 1 else ""
+    return normalise(source[0]) + more
+
+
 def find_files(
-    source: PathLike, format: str | None = None, exclude: PathLike | None = None
+    source: PathLike | Sequence[PathLike], format: str | None = None, exclude: PathLike | None = None
 ) -> list[tuple[str, str]]:
     """List the files of a source, in natural order, each with its format.
 
     Parameters
     ----------
-    source : path or glob pattern
+    source : path, glob pattern, or several
         A file, a folder (Zarr, a saved Hugging Face dataset or a folder of shards of one, shards of saev, BioNeMo
-        or Llamascopium, or files of one format), a pattern such as ``acts_*.npy``, or the URL of a Zarr store.
+        or Llamascopium, or files of one format), a pattern such as ``acts_*.npy``, or a URL or pattern of
+        URLs of Zarr stores, .npy, .safetensors or raw files.
     format : str, optional
         Name of the format when the file name does not show it; one of `FORMATS`.
     exclude : path, optional
@@ -149,9 +166,14 @@ def find_files(
     """
     if format is not None and format not in FORMATS:
         raise InputError(f"format={format!r} is not known; use one of {', '.join(FORMATS)}")
+    if not isinstance(source, str | os.PathLike):
+        one_each = sorted(dict.fromkeys(normalise(path) for path in source), key=natural_key)
+        return [found for path in one_each for found in find_files(path, format, exclude)]
     text = normalise(source)
-    if is_remote(text) and (format or _by_extension(text.partition("?")[0]) or "zarr") != "zarr":
-        raise InputError(f"{text}: only Zarr stores are read from a URL; download this file, then import the copy")
+    if is_remote(text) and (format or format_of(text)) not in REMOTE:
+        raise InputError(
+            f"{text}: only {', '.join(REMOTE)} are read from a URL; download this file, then import the copy"
+        )
     paths = _expand(text, None if exclude is None else os.path.realpath(normalise(exclude)))
     found = [(path, format or format_of(path)) for path in paths]
     unknown = [path for path, name in found if name is None]
@@ -163,7 +185,7 @@ def find_files(
 
 def _expand(text: str, exclude: str | None) -> list[str]:
     if is_remote(text):
-        return [text]
+        return _expand_remote(text)
     if not os.path.lexists(text) and glob.has_magic(text):
         matches = [path for path in glob.glob(text, recursive=True) if not _is_ours(path, exclude)]
         if not matches:
@@ -175,6 +197,16 @@ def _expand(text: str, exclude: str | None) -> list[str]:
     if not os.path.isdir(text) or format_of(text) == "zarr":
         return [text]
     return _expand_folder(text, exclude)
+
+
+def _expand_remote(text: str) -> list[str]:
+    """Return the URLs of a pattern such as s3://bucket/acts_*.npy; of anything else, itself."""
+    if not glob.has_magic(text.partition("?")[0] if text.startswith("http") else text):
+        return [text]
+    found = [url for url in find_matches(text) if not url.rstrip("/").endswith(_LEFT_OVER)]
+    if not found:
+        raise StoreError(f"no file matches {text}")
+    return sorted(found, key=natural_key)
 
 
 def _is_ours(path: str, exclude: str | None) -> bool:

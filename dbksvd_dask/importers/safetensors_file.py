@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import struct
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 
 from dbksvd_dask.errors import StoreError, brief
 from dbksvd_dask.importers.base import Hints, Region, RegionFile, SourceFile
+from dbksvd_dask.store import paths
 from dbksvd_dask.store.dtypes import BFLOAT16
 
 DTYPES = {
@@ -37,8 +37,8 @@ DTYPES = {
 
 def open_safetensors(path: str, hints: Hints) -> SourceFile:
     """Open a safetensors file; tensors of a dtype that NumPy cannot hold are skipped."""
-    size = os.path.getsize(path)
-    with open(path, "rb") as file:
+    size = paths.size_of(path)
+    with paths.open_binary(path) as file:
         start = file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
         if 8 + length > size:

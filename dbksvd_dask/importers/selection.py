@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -69,7 +69,9 @@ class Rules:
         return self.drop_outliers is not None or self.nonfinite == "drop"
 
 
-def with_mask_of_layout(rules: Rules, source: PathLike, format: str | None, exclude: str, link: bool) -> Rules:
+def with_mask_of_layout(
+    rules: Rules, source: PathLike | Sequence[PathLike], format: str | None, exclude: str, link: bool
+) -> Rules:
     """Add the mask that files of a known layout have, unless another one is given.
 
     Parameters

@@ -16,7 +16,7 @@ KNOWN = ("float16", "float32", "float64", "bfloat16", "int8", "int16", "int32", 
 
 
 class TorchFile(SourceFile):
-    """A file written by `torch.save`: one tensor, or nested dicts and lists of tensors."""
+    """A file written by `torch.save`: one tensor, a list with one per text, or nested dicts and tuples of them."""
 
     def __init__(self, path: str, hints: Hints) -> None:
         try:
@@ -25,7 +25,7 @@ class TorchFile(SourceFile):
             raise InputError(f"reading {path} needs torch: install it, or save the tensor with np.save") from error
         self.path = path
         self._torch = torch
-        self._tensors = dict(_tensors(self._load(), torch))
+        self._tensors: dict[str, Any] = dict(_tensors(self._load(), torch))
         self.arrays = {}
         for name, tensor in self._tensors.items():
             dtype = str(tensor.dtype).removeprefix("torch.")
@@ -58,11 +58,54 @@ class TorchFile(SourceFile):
         return block
 
 
+class _Joined:
+    """Tensors of a list, one per text, as one: rows of the same width, joined when they are read."""
+
+    def __init__(self, tensors: list[Any], torch: Any) -> None:
+        self._tensors, self._torch = tensors, torch
+        self._ends = np.cumsum([len(tensor) for tensor in tensors])
+        self.dtype = tensors[0].dtype
+        self.shape = (int(self._ends[-1]), *tensors[0].shape[1:])
+
+    def __getitem__(self, rows: slice) -> Any:
+        first, last = np.searchsorted(self._ends, [rows.start, rows.stop - 1], side="right")
+        before = int(self._ends[first - 1]) if first else 0
+        joined = self._torch.cat([tensor.detach() for tensor in self._tensors[first : last + 1]])
+        return joined[rows.start - before : rows.stop - before]
+
+
+def _join(tensors: list[Any], torch: Any) -> _Joined | None:
+    """Join the tensors of a list if they are alike but for their length; None if they are not."""
+    if any(t.layout != torch.strided or not t.ndim or t.dtype != tensors[0].dtype for t in tensors):
+        return None
+    if all(t.ndim == 1 and t.is_floating_point() and len(t) == len(tensors[0]) for t in tensors):
+        return _Joined([t[None] for t in tensors], torch)  # one vector per text
+    if all(t.ndim >= 2 and t.shape[-1] == tensors[0].shape[-1] for t in tensors):
+        return _Joined(
+            [t.reshape(-1, t.shape[-1]) for t in tensors], torch
+        )  # (token, feature) or (1, token, feature)
+    return _Joined(tensors, torch) if all(t.ndim == 1 for t in tensors) else None
+
+
 def _tensors(node: Any, torch: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the tensors of nested dicts and lists by name; a list with one tensor per text is one tensor.
+
+    Not so a tuple: models return one of their layers.
+    """
     if isinstance(node, torch.Tensor):
         if node.layout == torch.strided and node.ndim:
             yield name, node
         return
+    if isinstance(node, list) and len(node) > 1:
+        if all(isinstance(value, torch.Tensor) for value in node):
+            joined = _join(node, torch)
+            if joined is not None:
+                yield name, joined
+                return
+        elif all(isinstance(value, dict) and value.keys() == node[0].keys() for value in node):
+            for key in node[0]:
+                yield from _tensors([value[key] for value in node], torch, f"{name}.{key}" if name else str(key))
+            return
     items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list | tuple) else ()
     for key, value in items:
         yield from _tensors(value, torch, f"{name}.{key}" if name else str(key))

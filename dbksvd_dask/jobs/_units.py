@@ -50,8 +50,8 @@ def encode_unit(
     atom = np.empty((stop - first, how.spec.k), np.int32)
     coefficient = np.empty((stop - first, how.spec.k), goal.coefficient_dtype)
     sums = []
-    for start in range(first, stop, goal.chunk_rows):
-        raw = reader.read(start, min(start + goal.chunk_rows, stop))
+    for start in range(first, stop, goal.read_rows):
+        raw = reader.read(start, min(start + goal.read_rows, stop))
         for a, b in plan_units.split_rows(raw.shape[0], BLOCK_ROWS):
             where = StoreRows(reader, np.arange(start + a, start + b)).where
             Y = prepare(raw[a:b], where, how.mean, how.dtype)
@@ -83,10 +83,12 @@ def _narrow(coefficient: np.ndarray, dtype: str) -> np.ndarray:
     return coefficient.astype(dtype)
 
 
-def hold_dictionary(D: np.ndarray, spec: EncodeSpec, place: Placement = CPU) -> tuple[Delayed, Delayed | None]:
+def hold_dictionary(
+    D: np.ndarray, spec: EncodeSpec, place: Placement = CPU, weighted: bool = False
+) -> tuple[Delayed, Delayed | None]:
     """Compute the dictionary and its gram, if it has one, once and keep them where the tasks run."""
     names = Tasks()
-    dictionary, gram = dictionary_and_gram(names, D, spec, place)
+    dictionary, gram = dictionary_and_gram(names, D, spec, place, weighted)
     if gram is None:
         return dask.persist(names.finish(dictionary))[0], None
     return dask.persist(names.finish(dictionary), names.finish(gram))

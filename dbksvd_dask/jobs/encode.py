@@ -23,7 +23,7 @@ from dbksvd_dask.jobs import _units
 from dbksvd_dask.plan.device import Placement
 from dbksvd_dask.plan.encoder import EncodeSpec
 from dbksvd_dask.plan.params import DEVICES, check_choice, check_integer
-from dbksvd_dask.plan.units import code_chunk_rows
+from dbksvd_dask.plan.units import code_chunk_rows, unit_chunks
 from dbksvd_dask.progress import with_view
 from dbksvd_dask.store import atomic, paths
 from dbksvd_dask.store.activations import open_rows
@@ -101,17 +101,21 @@ class EncodeJob:
         self._check_width()
         self.how = plan_encoding(self.dictionary, given=params)
         spec, weighted = self.how.spec, {} if self.how.weights is None else {"frequency_prior": True}
+        rows = code_chunk_rows(self.reader.chunk_rows)
+        # an object costs a request to write and another to read: there, a unit is one
+        pieces = unit_chunks(-(-self.reader.n_samples // rows)) if paths.is_remote(self.path) else 1
         self.plan = CodesPlan(
             n_samples=self.reader.n_samples,
             n_features=self.reader.n_features,
             n_atoms=self.dictionary.n_atoms,
-            chunk_rows=code_chunk_rows(self.reader.chunk_rows),
+            chunk_rows=pieces * rows,
             n_top=check_integer("n_top", n_top, 1),
             coefficient_dtype=check_choice("coefficient_dtype", coefficient_dtype, COEFFICIENT_DTYPES),
             params={**_stored(spec, self.dictionary.n_atoms), **weighted},
             dictionary=dictionary_fingerprint(self.dictionary),
             store=self.reader.fingerprint,
             about=self._about(dictionary),
+            pieces=pieces,
         )
         self.writer = CodesWriter(self.path, self.plan)
 
@@ -260,7 +264,7 @@ class EncodeJob:
     def _encode(self, missing: list[int], on_done: Callable[[UnitWritten], None]) -> None:
         how = self.how._replace(place=self._place())
         with graph_run.quiet():
-            held = _units.hold_dictionary(self.dictionary.atoms, how.spec, how.place)
+            held = _units.hold_dictionary(self.dictionary.atoms, how.spec, how.place, how.weights is not None)
             _units.run_units(_units.build_units(self.reader, missing, held, how, self.writer), on_done)
 
     def _progress(self, done: int, total: int) -> None:

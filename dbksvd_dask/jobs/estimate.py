@@ -8,12 +8,14 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dbksvd_dask.plan.memory import BASE_BYTES, gram_bytes, tile_bytes
 from dbksvd_dask.plan.screening import n_passes
+from dbksvd_dask.plan.shares import ExchangeCost, computes_gram_alone, exchange_cost, plan_shares
 from dbksvd_dask.store.paths import PathLike
 
 # Python with NumPy, Zarr and what import and shuffle need, before any data; a process that also loads the kernels
@@ -159,10 +161,102 @@ def fit_seconds(work: FitWork, reader: Any, dtype: Any) -> float:
     return ITERATION_RATIO * work.flops / speed + work.read_bytes / read_speed(reader)
 
 
+class Workers(NamedTuple):
+    """Worker processes of a cluster, and threads of each."""
+
+    processes: int
+    threads: int
+
+
+# Assumed of a cluster: bytes per second of a worker's network. Measured by benchmarks.cluster_overhead with two
+# workers (docs/scaling.md): seconds of waiting from the end of a task to the start of one that needs it elsewhere,
+# and processor seconds per task of the scheduler and of the worker.
+NETWORK_SPEED, HOP_SECONDS, TASK_SECONDS, WORKER_SECONDS = 1.0e9, 0.0023, 0.00045, 0.0015
+ASSUMED = (
+    "cores as fast as those of this machine, 1 GB/s per worker, 2.3 ms per hop, 0.45 ms of the scheduler and "
+    "1.5 ms of a worker per task"
+)
+
+
+class BatchShape(NamedTuple):
+    """What decides how a batch is spread over workers."""
+
+    n_chunks: int
+    n_rounds: int
+    lanczos_steps: int
+    atom_bytes: int  # of one atom
+    n_tasks: int
+
+
+def _exchange(batch: BatchShape, workers: Workers) -> ExchangeCost:
+    """Return what one exchange of sums takes."""
+    threads = {f"{i:06d}": workers.threads for i in range(workers.processes)}
+    return exchange_cost(plan_shares(batch.n_chunks, threads))
+
+
+def moved_bytes(work: FitWork, batch: BatchShape, workers: Workers) -> int:
+    """Return the bytes that the busiest worker receives in one batch: dictionary, gram, sums and new atoms.
+
+    Examples
+    --------
+    >>> work, batch = FitWork(768, 4096, 1, 65536, 0, 0, 2), BatchShape(8, 8, 2, 3072, 120)
+    >>> moved_bytes(work, batch, Workers(4, 2)), moved_bytes(work, batch, Workers(1, 8))
+    (121634816, 0)
+    """
+    cost = _exchange(batch, workers)
+    if cost.hops == 0:
+        return 0
+    sums = cost.received * batch.lanczos_steps
+    return (1 + sums) * work.n_atoms * batch.atom_bytes + _gram_tiles(work, batch, workers)
+
+
+def _gram_tiles(work: FitWork, batch: BatchShape, workers: Workers) -> int:
+    """Return the bytes of the tiles of a gram that workers share; 0 if each computes all of them."""
+    if not work.gram or computes_gram_alone(work.n_features, workers.threads):
+        return 0
+    return work.n_atoms**2 * batch.atom_bytes // work.n_features // 2
+
+
+def cluster_seconds(
+    work: FitWork, batch: BatchShape, workers: Workers, core_speed: float, read_speed: float
+) -> dict[str, float]:
+    """Estimate the seconds of a fit on a cluster, by what they are spent on; see docs/scaling.md.
+
+    Parameters
+    ----------
+    core_speed : float
+        Operations per second of one core.
+    read_speed : float
+        Bytes per second that one worker reads.
+
+    Examples
+    --------
+    >>> work = FitWork(768, 4096, 10, 655_360, 0, 0, 2)
+    >>> spent = cluster_seconds(work, BatchShape(8, 8, 2, 3072, 120), Workers(4, 2), 5e10, 1e9)
+    >>> {name: round(seconds, 1) for name, seconds in spent.items()}
+    {'compute': 21.9, 'read': 0.3, 'network': 1.5, 'wait': 1.0, 'scheduler': 0.5}
+    """
+    processes = min(workers.processes, batch.n_chunks)
+    slots = min(batch.n_chunks, workers.processes * workers.threads)
+    idle = -(-batch.n_chunks // slots) * slots / batch.n_chunks  # threads without a chunk in the last turn
+    cost, exchanges = _exchange(batch, workers), batch.n_rounds * batch.lanczos_steps
+    sent = (1 + batch.lanczos_steps) * cost.transfers * work.n_atoms * batch.atom_bytes
+    sent += _gram_tiles(work, batch, workers) if cost.hops else 0
+    # sums leave the states by a task of their own, once per round
+    hops = exchanges * cost.hops + batch.n_rounds if cost.hops else 0
+    return {
+        "compute": ITERATION_RATIO * work.flops / (core_speed * slots) * idle,
+        "read": work.read_bytes / (read_speed * processes),
+        "network": work.n_iter * sent / NETWORK_SPEED,
+        "wait": work.n_iter * (hops * HOP_SECONDS + batch.n_tasks / processes * WORKER_SECONDS),
+        "scheduler": work.n_iter * batch.n_tasks * TASK_SECONDS,
+    }
+
+
 # ---------------------------------------------------------------------------------------------- jobs
 
 
-def estimate_import(source: PathLike, path: PathLike, **options: Any) -> dict[str, Any]:
+def estimate_import(source: PathLike | Sequence[PathLike], path: PathLike, **options: Any) -> dict[str, Any]:
     """Estimate what an import will take.
 
     Parameters
@@ -284,7 +378,7 @@ def estimate_encode(
         n_features=reader.n_features,
         n_atoms=plan.n_atoms,
         n_top=plan.n_top,
-        chunk_rows=plan.chunk_rows,
+        chunk_rows=plan.read_rows,
         block_rows=BLOCK_ROWS,
         unit_bytes=plan.nbytes(plan.unit_rows),
         stored_itemsize=reader.stored.itemsize,
@@ -299,7 +393,8 @@ def estimate_encode(
         "atoms": plan.n_atoms,
         **plan.params,
         "passes": 1,
-        "gram": gram,
+        "gram_bytes": gram * plan.n_atoms**2 * atoms.itemsize,
+        "products_per_sample": passes,
         "units": len(units),
         "read_bytes": read_bytes,
         "written_bytes": plan.nbytes(rows),

@@ -17,7 +17,9 @@ from dbksvd_dask.errors import InputError, MismatchError, StoreError
 from dbksvd_dask.events import Callback, JobProgress, emit
 from dbksvd_dask.importers import Collection, Hints
 from dbksvd_dask.importers.linking import linkable_spans
+from dbksvd_dask.importers.plausible import Values, look_at
 from dbksvd_dask.importers.selection import Rules, Selection, with_mask_of_layout
+from dbksvd_dask.importers.texts import file_of_texts, open_texts
 from dbksvd_dask.importers.values import nonfinite_rows
 from dbksvd_dask.jobs.base import Buffers, begin_or_go_on, run_bounded, storing_threads
 from dbksvd_dask.progress import with_view
@@ -48,6 +50,8 @@ from dbksvd_dask.store.writer import (
 SOURCE_ROW = "source_row"
 # names of files kept in the attributes; all of them are in the unfinished job
 LISTED_FILES = 100
+# places of a new store whose values are looked at, and rows of each
+LOOKED_AT, LOOKED_AT_ROWS = 4, 1024
 
 # the rows, or where they lie, and what is aligned to them
 Loaded = tuple[npt.NDArray[Any] | list[Span], dict[str, npt.NDArray[Any]]]
@@ -76,6 +80,10 @@ class ImportResult:
         Bytes of the rows.
     seconds : float
         Time this run took.
+    values : Values, optional
+        Smallest, largest and mean norm of some rows, and whether they look right.
+    texts : str, optional
+        File of the texts beside the store.
     """
 
     path: str
@@ -89,6 +97,8 @@ class ImportResult:
     blocks_scanned: int = 0
     nbytes: int = 0
     seconds: float = 0.0
+    values: Values | None = None
+    texts: str | None = None
 
 
 class ImportJob:
@@ -99,11 +109,12 @@ class ImportJob:
 
     def __init__(
         self,
-        source: PathLike,
+        source: PathLike | Sequence[PathLike],
         path: PathLike,
         *,
         array: str | None = None,
         aligned: Sequence[str] = (),
+        texts: PathLike | None = None,
         format: str | None = None,
         dtype: str | None = None,
         n_features: int | None = None,
@@ -134,6 +145,8 @@ class ImportJob:
         self.rows = Collection(
             source, array=array, aligned=tuple(beside), hints=hints, format=format, exclude=self.path
         )
+        self.texts = open_texts(self.rows, self.path, texts)
+        self._texts_file = file_of_texts(self.path)
         width, itemsize = self.rows.n_features, stored_dtype(self.rows.dtype).itemsize
         self.chunk_rows = chunk_rows or min(default_chunk_rows(width, itemsize), self.rows.n_rows)
         self._scan_folder = atomic.aside(f"{self.path}.scan")
@@ -145,6 +158,8 @@ class ImportJob:
         self._buffers = Buffers()
         if not self.is_finished():
             require_free(self.path, force, "force")
+            if self.texts is not None and not force:
+                self.texts.require_free(self._texts_file)
 
     # -- init ----------------------------------------
 
@@ -178,8 +193,10 @@ class ImportJob:
     def _identity(self) -> dict[str, Any]:
         """Describe what is imported and how, so that another run can compare."""
         linked = {"link": True, "checksums": self.verify} if self.link else {}
+        texts = {} if self.texts is None else {"texts": self.texts.identity}
         return {
             **linked,
+            **texts,
             "files": [[_absolute(m.path), list(m.shape), *m.identity] for m in self.rows.members],
             "array": self.rows.array,
             **({} if self._layer is None else {"layer": self._layer}),
@@ -240,6 +257,8 @@ class ImportJob:
             aligned[_stored_name(name)] = Aligned(info.dtype, info.shape[1:])
         if self.source_row:
             aligned[SOURCE_ROW] = Aligned("int64")
+        for name, dtype in ({} if self.texts is None else self.texts.arrays).items():
+            aligned[name] = Aligned(dtype)
         return aligned
 
     def _provenance(self) -> dict[str, Any]:
@@ -252,6 +271,7 @@ class ImportJob:
             "array": self.rows.array,
             **({} if self._layer is None else {"layer": self._layer}),
             "source_rows": self.rows.n_rows,
+            **({} if self.texts is None else {"texts": os.path.basename(self._texts_file)}),
             **self.selection.describe(),
         }
 
@@ -306,7 +326,7 @@ class ImportJob:
         found = {_stored_name(name): self.rows.read_aligned(name, low, high) for name in self._kept_arrays}
         if self.source_row:
             found[SOURCE_ROW] = np.arange(low, high, dtype=np.int64)
-        return found
+        return found if self.texts is None else found | self.texts.read(low, high)
 
     def _store(self, i: int, loaded: Loaded) -> None:
         content, aligned = loaded
@@ -328,14 +348,36 @@ class ImportJob:
                 raise InputError(
                     f"{self._locate(i * self.chunk_rows + first + int(bad[0]))} holds a value that is NaN or "
                     "infinite; leave such rows out with nonfinite='drop', or import them with nonfinite='keep'"
+                    f"{self._other_dtype()}"
                 )
 
         on_rows = check if self.rules.nonfinite == "error" else None
         self._writer.write_chunk(i, rows, aligned, verify=self.verify, on_rows=on_rows)
 
+    def _other_dtype(self) -> str:
+        raw = any(member.format == "raw" for member in self.rows.members)
+        return f"; or is {self.rows.dtype} the wrong dtype?" if raw else ""
+
     def _locate(self, kept_row: int) -> str:
         low, _, keep = self.selection.source_ranges(kept_row, kept_row + 1)[0]
         return self.rows.locate(low if keep is None else low + int(np.flatnonzero(keep)[0]))
+
+    def values(self) -> Values:
+        """Look at some rows from all over the store."""
+        reader, raw = open_rows(self.path), any(member.format == "raw" for member in self.rows.members)
+        places = 1 if paths.is_remote(self.path) else min(LOOKED_AT, -(-reader.n_samples // LOOKED_AT_ROWS))
+        starts = np.linspace(0, reader.n_samples, places, endpoint=False).astype(int).tolist()
+        ends = [
+            min(start + LOOKED_AT_ROWS, end)
+            for start, end in zip(starts, [*starts[1:], reader.n_samples], strict=True)
+        ]
+        rows = [reader.read_stored(start, end) for start, end in zip(starts, ends, strict=True)]
+        return look_at(np.concatenate(rows), self.rows.dtype, raw)
+
+    @property
+    def texts_file(self) -> str | None:
+        """Return the file of the texts beside the store, if there are texts."""
+        return None if self.texts is None else self._texts_file
 
     # -- finish ----------------------------------------
 
@@ -343,6 +385,8 @@ class ImportJob:
         """Mark the store complete and publish it."""
         writer = self._writer or self.init()
         with atomic.explain_full_disk(writer.work):
+            if self.texts is not None:
+                self.texts.write(self._texts_file)
             writer.finish(attributes={JOB_ID: self._job_id()})
         paths.remove(self._scan_folder)
 
@@ -368,11 +412,12 @@ class ImportJob:
 
 
 def import_activations(
-    source: PathLike,
+    source: PathLike | Sequence[PathLike],
     path: PathLike,
     *,
     array: str | None = None,
     aligned: Sequence[str] = (),
+    texts: PathLike | None = None,
     format: str | None = None,
     dtype: str | None = None,
     n_features: int | None = None,
@@ -397,15 +442,19 @@ def import_activations(
 
     Parameters
     ----------
-    source : path or glob pattern
+    source : path, glob pattern, or several
         A file, a folder or a pattern; see `dbksvd_dask.importers.find_files`. Arrays (sequence, token, feature)
-        are flattened to rows.
+        are flattened to rows. Several files are read in natural order: shard_2 before shard_10.
     path : path or fsspec URL
         The store to write.
     array : str, optional
         Name of the array, dataset, tensor or column that holds the activations.
     aligned : sequence of str
         Names of further arrays with one entry per row (or per sequence), kept beside the rows.
+    texts : path or str, optional
+        What the rows are: a text file with one line per row (or per sequence), or a column of the files; default:
+        a column called text, if there is one. Where each line marks a token, as in ``the small <<bird>> sings``,
+        the rows are those tokens. Texts are written beside the store, and a shuffle keeps them with their rows.
     format : str, optional
         When file names do not show it; one of `dbksvd_dask.importers.FORMATS`.
     dtype, n_features : str, int, optional
@@ -450,6 +499,7 @@ def import_activations(
         path,
         array=array,
         aligned=aligned,
+        texts=texts,
         format=format,
         dtype=dtype,
         n_features=n_features,
@@ -515,6 +565,8 @@ def _found(job: ImportJob, seconds: float) -> ImportResult:
         chunks_kept=-(-n_samples // job.chunk_rows),
         nbytes=n_samples * width * stored_dtype(job.rows.dtype).itemsize,
         seconds=seconds,
+        values=job.values(),
+        texts=job.texts_file,
     )
 
 
@@ -532,4 +584,6 @@ def _result(job: ImportJob, kept: int, written: int, seconds: float) -> ImportRe
         blocks_scanned=job.blocks_scanned,
         nbytes=n_samples * width * stored_dtype(job.rows.dtype).itemsize,
         seconds=seconds,
+        values=job.values(),
+        texts=job.texts_file,
     )

@@ -70,12 +70,24 @@ def cached(compiler: Any, **options: Any) -> Callable[[Any], Any]:
 
 # nogil: Dask threads run kernels side by side. Never `parallel=True`: numba's workqueue layer aborts the
 # process when two threads enter it, and parallelism here is over chunks anyway.
-jit = cached(njit, nogil=True, error_model="numpy", fastmath=set(FAST))
+_KERNEL = {"nogil": True, "error_model": "numpy", "fastmath": set(FAST)}
+# Without numba's memory management: it counts references to every array and view that is assigned or handed to
+# another function, by atomic additions, which took half of the time of a pursuit. Such functions allocate nothing.
+_UNCOUNTED = {"_nrt": False}
+
+# For kernels that allocate, and for those that are given all their arrays.
+jit = cached(njit, **_KERNEL)
+jit_uncounted = cached(njit, **_KERNEL, **_UNCOUNTED)
 
 # For functions that kernels call. Otherwise LLVM keeps some of them as separate functions, which exist twice:
 # compiled alone, and inside each caller's module, optimised again and rounding differently. The process that
 # compiles runs the first copy, processes that load the cache run the second: different bits.
-inner = cached(njit, nogil=True, error_model="numpy", fastmath=set(FAST), forceinline=True)
+inner = cached(njit, **_KERNEL, forceinline=True)
+inner_uncounted = cached(njit, **_KERNEL, **_UNCOUNTED, forceinline=True)
+
+# Without the flags under which LLVM vectorises sums: for loops over a few scattered entries, where gathering them
+# takes longer than adding them one by one.
+inner_in_order = cached(njit, nogil=True, error_model="numpy", **_UNCOUNTED, forceinline=True)
 
 _MAX_FLAGS = ("nnan", "ninf", "nsz", "reassoc", "arcp", "contract", "afn")
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dbksvd_dask.kernels import encode, lanczos, products, update
+from dbksvd_dask.kernels import encode, lanczos_rows, products, update
 from dbksvd_dask.kernels._jit import kernel_input
 from dbksvd_dask.kernels.blas import one_blas_thread
 from dbksvd_dask.kernels.dead_atoms import Candidates, Rule, SeedPath
@@ -40,6 +40,7 @@ class ChunkState(NamedTuple):
     local: np.ndarray  # (nnz,)
     stats: ChunkStats | None = None  # sums over the chunk after its encoding
     unit: int = 0  # exponent of the units of its sums of products, see kernels.scale
+    scale: np.ndarray | None = None  # (n, 1) by which its rows are multiplied, see `weigh_samples`
 
 
 class ChunkStats(NamedTuple):
@@ -123,7 +124,7 @@ def squared_norms(Y: np.ndarray) -> np.ndarray:
 def encode_rows(
     Y: np.ndarray,
     D: np.ndarray,
-    gram: np.ndarray | None,
+    gram: encode.Gram | None,
     spec: EncodeSpec,
     weights: AtomWeights | None = None,
     first: int = 0,
@@ -141,7 +142,7 @@ def residual(Y: np.ndarray, atom: np.ndarray, coefficient: np.ndarray, D: np.nda
 def measure(
     Y: np.ndarray,
     D: np.ndarray,
-    gram: np.ndarray | None,
+    gram: encode.Gram | None,
     spec: EncodeSpec,
     weights: AtomWeights | None = None,
     first: int = 0,
@@ -156,7 +157,7 @@ def measure(
 def encode_chunk(
     Y: np.ndarray,
     D: np.ndarray,
-    gram: np.ndarray | None,
+    gram: encode.Gram | None,
     spec: EncodeSpec,
     rounds: Rounds,
     weights: AtomWeights | None = None,
@@ -183,15 +184,43 @@ def chunk_stats(Y: np.ndarray, state: ChunkState, counts: np.ndarray) -> ChunkSt
     return ChunkStats(*moments_and_norms(Y, state.R), counts, time.time())
 
 
+def row_scale(norms: np.ndarray, half: float) -> np.ndarray:
+    """Return the factor of each sample: 1 without a residual, 1/2 where its norm is `half`, towards 0 beyond.
+
+    Parameters
+    ----------
+    norms : (n,) float64, norms of the residuals
+    """
+    return np.asarray(half / (norms + half))
+
+
+def weigh_samples(state: ChunkState, half: float) -> ChunkState:
+    """Multiply residuals and coefficients by `row_scale`, so that every sum of the update is a weighted one.
+
+    An update is linear in the rows of a sample, and its coefficients are refitted row by row: rows times s_i give
+    the atoms of least squares with weights s_i^2, by the same code.
+    """
+    scale = row_scale(row_norms(state.R), half).astype(state.R.dtype)[:, None]
+    R, coefficient = frozen(state.R * scale), frozen(state.coefficient * scale)
+    unit = unit_of(float(np.abs(coefficient).max(initial=0)), coefficient.dtype)
+    return state._replace(R=R, coefficient=coefficient, unit=unit, scale=frozen(scale))
+
+
+def _unscaled(array: np.ndarray, state: ChunkState) -> np.ndarray:
+    """Return rows of a state as they are without weights."""
+    return array if state.scale is None else array / state.scale
+
+
 def after_update(state: ChunkState, stats: ChunkStats) -> ResidualMoments:
     """Return sums over the residual after the last round."""
-    return residual_moments(state.R, stats.y_norms)
+    return residual_moments(_unscaled(state.R, state), stats.y_norms)
 
 
 def coefficient_sums(state: ChunkState, n_atoms: int) -> np.ndarray:
     """Return the sum of the coefficients of each atom, added row by row: (n_atoms,) float64."""
     used = state.atom >= 0
-    return np.bincount(state.atom[used], weights=state.coefficient[used], minlength=n_atoms)
+    coefficient = _unscaled(state.coefficient, state)
+    return np.bincount(state.atom[used], weights=coefficient[used], minlength=n_atoms)
 
 
 def park(state: ChunkState) -> ChunkState:
@@ -251,25 +280,25 @@ def add_parts(parts: list[tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
 def begin_round(parts: list[RoundSums], D: np.ndarray, members: np.ndarray) -> LanczosState:
     """Start a round from the chunks' partial sums."""
     W, (x2,), unit = add_sums(parts)
-    return lanczos.warm_start(W, x2, D[members], unit)
+    return lanczos_rows.warm_start(W, x2, D, members, unit)
 
 
 def advance_round(parts: list[RoundSums], lz: LanczosState, D: np.ndarray, members: np.ndarray) -> LanczosState:
     """Take one Lanczos step of a round from the chunks' partial sums."""
     W, (sx, s2), unit = add_sums(parts)
-    return lanczos.advance(lz, W, sx, s2, D[members], unit)
+    return lanczos_rows.advance(lz, W, sx, s2, D, members, unit)
 
 
 def finish_round(lz: LanczosState, D: np.ndarray, members: np.ndarray) -> np.ndarray:
     """Return the new atoms of a round: (n_local, d)."""
-    return frozen(lanczos.leading_vectors(lz, D[members]))
+    return frozen(lanczos_rows.leading_vectors(lz, D, members))
 
 
 def refresh_chunk(
     state: ChunkState, r: int, D: np.ndarray, members: np.ndarray, new: np.ndarray, nonneg: bool
 ) -> ChunkState:
     """Exchange the atoms of round `r` and refit their coefficients."""
-    arrays = (state.R, state.coefficient, state.start[r], state.pos, state.local, D[members], new)
+    arrays = (state.R, state.coefficient, state.start[r], state.pos, state.local, D, members, new)
     R, coefficient = update.refresh(*(*_inputs(*arrays), nonneg))
     return state._replace(R=frozen(R), coefficient=frozen(coefficient))
 
@@ -287,11 +316,12 @@ def worst_samples(
     n_dead = int(np.count_nonzero(counts == 0))
     if n_dead == 0:
         return Candidates(np.empty(0), np.empty((0, D.shape[1]), D.dtype))
-    error = row_norms(state.R)
+    R, coefficient = _unscaled(state.R, state), _unscaled(state.coefficient, state)
+    error = row_norms(R)
     worst = np.argsort(-error, kind="stable")[:n_dead]
     updated = place_atoms(D, members, new)
     atom = kernel_input(state.atom[worst])
-    rows = encode.residual(state.R[worst], atom, -state.coefficient[worst], updated)
+    rows = encode.residual(R[worst], atom, -coefficient[worst], updated)
     return Candidates(error[worst], rows)
 
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dbksvd_dask.kernels._jit import inner, jit
+from dbksvd_dask.kernels._jit import inner, inner_uncounted, jit
 from dbksvd_dask.kernels.pursuit import clear_slots, find_slot, noise_floor, refit_row, refit_row_nonneg
 from dbksvd_dask.plan.encoder import EncodeSpec
 
@@ -62,20 +62,20 @@ def working_set(limit, m, dtype):
     return Working(np.empty(c, np.int64), x, b, A, p, z, gradient, np.empty(c, np.int64))
 
 
-@inner
+@inner_uncounted
 def _copy(source, out, n):
     """Copy n numbers; assigning a slice would compile the text of numpy's error too, for seconds."""
     for i in range(n):
         out[i] = source[i]
 
 
-@inner
+@inner_uncounted
 def _size(v, nonneg):
     """What of a product can become a coefficient."""
     return v if nonneg else abs(v)
 
 
-@inner
+@inner_uncounted
 def _shrink(v, by, nonneg):
     """Move v towards zero by `by`, and no further; a negative v becomes zero if `nonneg`."""
     if v > by:
@@ -85,7 +85,7 @@ def _shrink(v, by, nonneg):
     return v * 0
 
 
-@inner
+@inner_uncounted
 def _row_sum_bound(A, n):
     """Bound on the largest eigenvalue of the leading n x n block: its largest absolute row sum."""
     bound = 0.0
@@ -97,7 +97,7 @@ def _row_sum_bound(A, n):
     return bound
 
 
-@inner
+@inner_uncounted
 def _gradient(A, b, z, n, out):
     """Write A z - b to out; rows of A whose entry of z is zero are skipped."""
     for i in range(n):
@@ -109,7 +109,7 @@ def _gradient(A, b, z, n, out):
                 out[i] += a * row[i]
 
 
-@inner
+@inner_uncounted
 def _step(x, z, gradient, rate, by, momentum, nonneg, n):
     """One step from z: the largest move, and whether momentum pointed uphill (positive)."""
     moved = 0.0
@@ -124,7 +124,7 @@ def _step(x, z, gradient, rate, by, momentum, nonneg, n):
     return moved, uphill
 
 
-@inner
+@inner_uncounted
 def solve(w, n, penalty, nonneg, tolerance):
     """Lasso of the first n atoms of a working set by FISTA with restarts, from the coefficients at hand."""
     kind = w.x.dtype.type
@@ -144,7 +144,7 @@ def solve(w, n, penalty, nonneg, tolerance):
             _copy(w.x, w.z, n)
 
 
-@inner
+@inner_uncounted
 def _forget_zeros(w, n):
     """Take atoms without a coefficient out of the working set; returns the number left."""
     left = 0
@@ -160,7 +160,7 @@ def _forget_zeros(w, n):
     return left
 
 
-@inner
+@inner_uncounted
 def _add(w, n, j, product, gram_row):
     """Put atom j at place n of the working set."""
     w.atom[n], w.b[n], w.x[n] = j, product, 0
@@ -169,7 +169,7 @@ def _add(w, n, j, product, gram_row):
         w.A[i, n] = w.A[n, i]
 
 
-@inner
+@inner_uncounted
 def _admit(w, n, products, gram, penalty, nonneg):
     """Add the atoms whose product with the residual exceeds the penalty, while there is room; returns all."""
     before = n
@@ -181,7 +181,7 @@ def _admit(w, n, products, gram, penalty, nonneg):
     return n
 
 
-@inner
+@inner_uncounted
 def _subtract(w, n, products, gram):
     """Bring the products with the residual up to date, four atoms at a time to save passes over them."""
     p, m = w.p, w.p.shape[0]
@@ -200,7 +200,7 @@ def _subtract(w, n, products, gram):
         s += 1
 
 
-@inner
+@inner_uncounted
 def _count_above(p, penalty, nonneg):
     """Number of products above a penalty."""
     count = 0
@@ -209,7 +209,7 @@ def _count_above(p, penalty, nonneg):
     return count
 
 
-@inner
+@inner_uncounted
 def _next_penalty(p, penalty, lowest, nonneg, room):
     """The next penalty of a path; nearer to the last one where more atoms would come than there is room for."""
     following = max(PATH_RATIO * penalty, lowest)
@@ -220,7 +220,7 @@ def _next_penalty(p, penalty, lowest, nonneg, room):
     return following
 
 
-@inner
+@inner_uncounted
 def _residual2(w, n, norm2):
     """Squared norm of the residual, ``|y|^2 - x (b + p)``."""
     left = norm2
@@ -229,7 +229,7 @@ def _residual2(w, n, norm2):
     return left
 
 
-@inner
+@inner_uncounted
 def lasso_row(products, gram, norm2, limit, target, lowest, nonneg, w):
     """Follow the path of one sample, and solve at its end.
 
@@ -269,7 +269,7 @@ def lasso_row(products, gram, norm2, limit, target, lowest, nonneg, w):
     return n, penalty
 
 
-@inner
+@inner_uncounted
 def _keep_largest(w, n, atom, coefficient):
     """Fill the slots of one sample, largest coefficient first, lowest atom among equals."""
     for s in range(min(n, atom.shape[0])):
@@ -282,7 +282,7 @@ def _keep_largest(w, n, atom, coefficient):
         w.x[best] = 0
 
 
-@inner
+@inner_uncounted
 def _subtract_on_support(products, gram, atom, coefficient, p):
     """Write products with the residual to p, at the atoms of one sample only; returns their number."""
     used = 0

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dbksvd_dask.kernels._jit import inner, jit
+from dbksvd_dask.kernels._jit import inner_uncounted, jit
 from dbksvd_dask.kernels.pursuit import (
     BLOCK,
     clear_slots,
@@ -33,7 +33,7 @@ from dbksvd_dask.plan.encoder import EncodeSpec
 _MIN_PIVOT2 = 1e-6
 
 
-@inner
+@inner_uncounted
 def _orthogonal_products(gram_row, W, j, n_used, out):
     """Write gram_row - sum_s W[s, j] W[s] to out, four rows of W at a time to save passes over out."""
     m = out.shape[0]
@@ -54,7 +54,7 @@ def _orthogonal_products(gram_row, W, j, n_used, out):
         s += 1
 
 
-@inner
+@inner_uncounted
 def _back_substitute(W, pivot, z, atom, n_used, coefficient):
     """Solve L^T x = z, where L[i, s] = W[s, atom[i]] below the diagonal and pivot[i] on it."""
     for i in range(n_used - 1, -1, -1):
@@ -64,7 +64,7 @@ def _back_substitute(W, pivot, z, atom, n_used, coefficient):
         coefficient[i] = total / pivot[i]
 
 
-@inner
+@inner_uncounted
 def orthogonal_row(p, gram, norm2, k, rtol, min_coefficient, atom, coefficient, W, pivot, z, block_max):
     """Orthogonal matching pursuit of one sample; see the module's text for the recurrence.
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dbksvd_dask.kernels._jit import inner, jit, prefetch, running_max, running_max_abs
+from dbksvd_dask.kernels._jit import inner_uncounted, jit, prefetch, running_max, running_max_abs
 from dbksvd_dask.plan.encoder import EncodeSpec
 
 # 256 atoms: 16 blocks at 4096 atoms, so finding the winner's index costs about 6 % of the pass over p.
@@ -35,25 +35,25 @@ LANES = 2
 # ------------------------------------------------------------------------- rules that all pursuits share
 
 
-@inner
+@inner_uncounted
 def noise_floor(min_coefficient, norm2, dtype):
     """Smallest coefficient worth taking from a sample of squared norm `norm2`."""
     return max(min_coefficient, NOISE * np.finfo(dtype).eps * np.sqrt(norm2))
 
 
-@inner
+@inner_uncounted
 def too_small(a, floor, nonneg):
     """Whether a pursuit ends before a step of size a."""
     return abs(np.float64(a)) < floor or a == 0 or (nonneg and a < 0)
 
 
-@inner
+@inner_uncounted
 def close_enough(rtol, remaining, norm2):
     """Whether a residual of squared norm `remaining` ends the pursuit of a sample of squared norm `norm2`."""
     return rtol > 0 and remaining <= rtol * rtol * norm2
 
 
-@inner
+@inner_uncounted
 def find_slot(atom, first, used, j):
     """Slot of atom j among ``atom[first:used]``; `used`, the next free one, if it has none."""
     slot = first
@@ -62,7 +62,7 @@ def find_slot(atom, first, used, j):
     return slot
 
 
-@inner
+@inner_uncounted
 def clear_slots(atom, coefficient):
     """Empty all slots of one sample."""
     for s in range(atom.shape[0]):
@@ -73,7 +73,7 @@ def clear_slots(atom, coefficient):
 # ---------------------------------------------------------------------------------- passes over the products
 
 
-@inner
+@inner_uncounted
 def _largest(p, b, nonneg):
     """Largest |p| (or p) of block b; 0 where no p is positive."""
     part = p[b * BLOCK : (b + 1) * BLOCK]
@@ -87,7 +87,7 @@ def _largest(p, b, nonneg):
     return best
 
 
-@inner
+@inner_uncounted
 def _subtract(p, a, g, b, nonneg):
     """Do p -= a * g on block b and return its largest |p| (or p).
 
@@ -109,21 +109,21 @@ def _subtract(p, a, g, b, nonneg):
     return best
 
 
-@inner
+@inner_uncounted
 def scan(p, nonneg, block_max):
     """Fill block_max with the largest |p| (or p) of each block."""
     for b in range(block_max.shape[0]):
         block_max[b] = _largest(p, b, nonneg)
 
 
-@inner
+@inner_uncounted
 def subtract_and_scan(p, a, g, nonneg, block_max):
     """Do p -= a * g and fill block_max with the largest |p| (or p) of each block, in one pass."""
     for b in range(block_max.shape[0]):
         block_max[b] = _subtract(p, a, g, b, nonneg)
 
 
-@inner
+@inner_uncounted
 def _subtract_scan_prefetch(p, a, g, nonneg, block_max, ahead):
     """As `subtract_and_scan`, asking for the cache lines of `ahead` on the way."""
     line = 64 // p.itemsize
@@ -133,7 +133,7 @@ def _subtract_scan_prefetch(p, a, g, nonneg, block_max, ahead):
         block_max[b] = _subtract(p, a, g, b, nonneg)
 
 
-@inner
+@inner_uncounted
 def best_block(block_max):
     """Index of the block with the largest entry, the first among equals."""
     best = 0
@@ -143,7 +143,7 @@ def best_block(block_max):
     return best
 
 
-@inner
+@inner_uncounted
 def locate(p, nonneg, block_max):
     """Index of the largest |p| (or p), the lowest one among equals."""
     block = best_block(block_max)
@@ -161,7 +161,7 @@ def locate(p, nonneg, block_max):
 LOST_PIVOT2 = 1e-10
 
 
-@inner
+@inner_uncounted
 def _cholesky_solve(A, b, n, lost_pivot2):
     """Solve A x = b in place for the leading n x n block; a pivot lost to rounding gives x = 0 there."""
     for i in range(n):
@@ -185,7 +185,7 @@ def _cholesky_solve(A, b, n, lost_pivot2):
         b[i] = total / A[i, i]
 
 
-@inner
+@inner_uncounted
 def refit_row(p, gram, n_used, atom, coefficient, A, delta, lost_pivot2=LOST_PIVOT2):
     """Least squares on the found support.
 
@@ -210,7 +210,7 @@ _NNLS_TOLERANCE = 1e-7
 _NNLS_SWEEPS = 200
 
 
-@inner
+@inner_uncounted
 def refit_row_nonneg(p, gram, n_used, atom, coefficient, A, delta):
     """Non-negative least squares on the found support, by coordinate descent from the pursuit's coefficients.
 
@@ -238,7 +238,7 @@ def refit_row_nonneg(p, gram, n_used, atom, coefficient, A, delta):
             break
 
 
-@inner
+@inner_uncounted
 def refit_support(refit, nonneg, p, gram, n_used, atom, coefficient, A, delta):
     """Refit one sample as its parameters ask for: not at all, by least squares, or non-negative."""
     if refit and nonneg:
@@ -263,7 +263,7 @@ LANE = np.dtype(
 )
 
 
-@inner
+@inner_uncounted
 def _begin(lane, t, i, prods, norm2, nonneg, block_max):
     """Begin the pursuit of sample i in lane t."""
     lane.sample = i
@@ -273,7 +273,7 @@ def _begin(lane, t, i, prods, norm2, nonneg, block_max):
     scan(prods[i], nonneg, block_max[t])
 
 
-@inner
+@inner_uncounted
 def _choose(lane, t, prods, norm2, rtol, min_coefficient, nonneg, block_max, atom, coefficient):
     """Choose the atom of the next step and add to its coefficient; False when the pursuit is over."""
     i, k = lane.sample, atom.shape[1]
@@ -293,7 +293,7 @@ def _choose(lane, t, prods, norm2, rtol, min_coefficient, nonneg, block_max, ato
     return True
 
 
-@inner
+@inner_uncounted
 def _take_step(lane, t, prods, gram, nonneg, block_max, other):
     """Subtract the chosen atom from the products, while the gram row of the `other` lane's atom is fetched."""
     a = prods[lane.sample, lane.chosen]

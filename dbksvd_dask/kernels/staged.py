@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dbksvd_dask.kernels._jit import inner, jit
+from dbksvd_dask.kernels._jit import inner_uncounted, jit
 from dbksvd_dask.kernels.pursuit import (
     BLOCK,
     STEPS_PER_ATOM,
@@ -25,7 +25,7 @@ from dbksvd_dask.kernels.pursuit import (
 from dbksvd_dask.plan.encoder import EncodeSpec
 
 
-@inner
+@inner_uncounted
 def _bring_up_to_date(p, gram, start, stop, first, used, atom, coefficient):
     """Take what a group chose off the products of the atoms outside it."""
     before, after = p[:start], p[stop:]
@@ -39,7 +39,7 @@ def _bring_up_to_date(p, gram, start, stop, first, used, atom, coefficient):
             after[t] -= x * tail[t]
 
 
-@inner
+@inner_uncounted
 def staged_row(p, gram, norm2, stages, k, rtol, min_coefficient, nonneg, atom, coefficient, block_max):
     """Staged pursuit of one sample.
 

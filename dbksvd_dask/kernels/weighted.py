@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dbksvd_dask.kernels._jit import inner, jit, kernel_input, running_max
+from dbksvd_dask.kernels._jit import inner_uncounted, jit, kernel_input, running_max
 from dbksvd_dask.kernels.pursuit import (
     BLOCK,
     STEPS_PER_ATOM,
@@ -23,7 +23,7 @@ from dbksvd_dask.kernels.pursuit import (
 from dbksvd_dask.plan.encoder import AtomWeights, EncodeSpec
 
 
-@inner
+@inner_uncounted
 def _subtract_and_score(p, a, g, floor, preference, nonneg, block_max):
     """Do p -= a * g and fill block_max with the best score of each block, in one pass."""
     for b in range(block_max.shape[0]):
@@ -44,7 +44,7 @@ def _subtract_and_score(p, a, g, floor, preference, nonneg, block_max):
         block_max[b] = best
 
 
-@inner
+@inner_uncounted
 def _locate(p, floor, preference, nonneg, block_max):
     """Atom of the best score, the lowest one among equals; -1 when there is none."""
     block = best_block(block_max)
@@ -58,7 +58,7 @@ def _locate(p, floor, preference, nonneg, block_max):
     return -1
 
 
-@inner
+@inner_uncounted
 def weighted_row(p, gram, norm2, rtol, floor, preference, nonneg, atom, coefficient, block_max):
     """Weighted pursuit of one sample; stops as `pursuit` does, each atom with a threshold of its own.
 

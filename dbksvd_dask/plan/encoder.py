@@ -9,6 +9,7 @@ import numpy as np
 
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.plan import growth
+from dbksvd_dask.plan.encoders import ENCODERS
 from dbksvd_dask.plan.groups import Group, plan_groups
 from dbksvd_dask.plan.params import FitParams
 from dbksvd_dask.plan.screening import uses_gram
@@ -33,6 +34,10 @@ class EncodeSpec(NamedTuple):
     def uses_gram(self, n_atoms: int) -> bool:
         """Tell whether a dictionary, or a group, of n_atoms atoms encodes with its gram."""
         return uses_gram(self.gram, self.encoder, n_atoms)
+
+    def compact_gram(self, weighted: bool) -> bool:
+        """Tell whether the kernel reads a compact gram; `weighted` if atoms have weights."""
+        return ENCODERS[self.encoder].compact and not (weighted or self.stages or self.refit)
 
 
 class AtomWeights(NamedTuple):

@@ -22,6 +22,7 @@ class Encoder(NamedTuple):
     staged : can encode group by group, ``encode="staged"``
     weighted : can use one threshold per atom, as growing dictionaries do
     screened : can encode without a gram, ``gram="never"``
+    compact : pursues on the host with a compact gram (`kernels.compact`), unless staged, weighted or refitted
     on_device : has a CUDA kernel; others run on the host, with products from the device
     """
 
@@ -32,6 +33,7 @@ class Encoder(NamedTuple):
     staged: bool = False
     weighted: bool = False
     screened: bool = False
+    compact: bool = False
     on_device: bool = False
 
 
@@ -43,6 +45,7 @@ ENCODERS = {
         staged=True,
         weighted=True,
         screened=True,
+        compact=True,
         on_device=True,
     ),
     "omp": Encoder(

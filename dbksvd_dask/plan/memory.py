@@ -25,6 +25,8 @@ GRAM_BLOCK = 960
 _DICTIONARIES = 6
 # What the allocator holds between arrays that come and go.
 _SLACK = 1.1
+# Most of the memory of a process that a gram may take; dictionary, samples and libraries need the rest.
+_GRAM_SHARE = 0.8
 
 
 class FitSizes(NamedTuple):
@@ -39,6 +41,7 @@ class FitSizes(NamedTuple):
     read_itemsize : bytes of a number as it is read
     reads_ahead : the next batch may be read while this one is computed (stores)
     encoder, gram : as in `dbksvd_dask.DBKSVD`
+    rows_first : other tasks bring the rows of a task into memory before it begins (Dask arrays)
     """
 
     n_features: int
@@ -55,6 +58,7 @@ class FitSizes(NamedTuple):
     reads_ahead: bool = False
     encoder: str = "mp"
     gram: str = "auto"
+    rows_first: bool = False
 
 
 class MemoryPlan(NamedTuple):
@@ -136,13 +140,15 @@ def _gram_bytes(sizes: FitSizes) -> int:
     return max(groups, whole)
 
 
-def plan_fit(sizes: FitSizes, workers: int = 1, threads: int = 1) -> MemoryPlan:
+def plan_fit(sizes: FitSizes, workers: int = 1, threads: int = 1, together: bool = False) -> MemoryPlan:
     """Peak memory of a fit per worker process.
 
     Parameters
     ----------
     workers : worker processes; 1 also for a fit on threads
     threads : threads of each
+    together : whether one task takes all chunks of a worker, as on a cluster; old and new states of all of them
+        are then in memory at once
 
     Examples
     --------
@@ -159,6 +165,10 @@ def plan_fit(sizes: FitSizes, workers: int = 1, threads: int = 1) -> MemoryPlan:
     # a chunk being encoded, and the residual of one being refreshed: its memory is kept for the next
     renewed = n * (sizes.n_features + sizes.k) * sizes.itemsize + 2 * round_atoms
     working = busy * (_encoding_bytes(sizes, n) + renewed)
+    if together:
+        waiting = n * (sizes.n_features + sizes.k) * sizes.itemsize
+        waiting += n * sizes.n_features * sizes.read_itemsize * sizes.rows_first
+        working += (own - busy) * waiting
     if sizes.validation:
         part = part_rows(sizes.validation, sizes.validation)
         measuring = _encoding_bytes(sizes, part) + part * sizes.n_features * sizes.itemsize
@@ -176,7 +186,7 @@ def plan_fit(sizes: FitSizes, workers: int = 1, threads: int = 1) -> MemoryPlan:
     return MemoryPlan(BASE_BYTES, *(int(_SLACK * part) for part in parts))
 
 
-def largest_batch(sizes: FitSizes, limit: int, workers: int = 1, threads: int = 1) -> int:
+def largest_batch(sizes: FitSizes, limit: int, workers: int = 1, threads: int = 1, together: bool = False) -> int:
     """Largest batch_size, in whole chunks, whose plan stays within `limit` bytes; 0 if there is none.
 
     >>> largest_batch(FitSizes(768, 4096, 32, 65536, 8192), 1_000_000_000)
@@ -186,37 +196,39 @@ def largest_batch(sizes: FitSizes, limit: int, workers: int = 1, threads: int = 
     while low < high:
         middle = (low + high + 1) // 2
         tried = sizes._replace(batch_size=middle * sizes.chunk_size)
-        if plan_fit(tried, workers, threads).total <= limit:
+        if plan_fit(tried, workers, threads, together).total <= limit:
             low = middle
         else:
             high = middle - 1
     return low * sizes.chunk_size
 
 
-def check_limit(sizes: FitSizes, limit: int, workers: int = 1, threads: int = 1) -> MemoryPlan:
-    """The plan of a fit, refused when it exceeds a limit.
+def check_limit(
+    sizes: FitSizes, limit: int, workers: int = 1, threads: int = 1, together: bool = False
+) -> MemoryPlan:
+    """The plan of a fit, refused when it exceeds a limit; parameters as of `plan_fit`.
 
     Raises
     ------
     MemoryPlanError
         Naming both numbers and what would fit.
     """
-    plan = plan_fit(sizes, workers, threads)
+    plan = plan_fit(sizes, workers, threads, together)
     if plan.total <= limit:
         return plan
-    advice = _advice(sizes, limit, workers, threads)
+    advice = _advice(sizes, limit, workers, threads, together)
     raise MemoryPlanError(
         f"this fit is planned to take {plan.describe()} in each of {workers} worker process"
         f"{'es' * (workers > 1)}, more than memory_limit={format_bytes(limit)}; {advice}"
     )
 
 
-def _advice(sizes: FitSizes, limit: int, workers: int, threads: int) -> str:
+def _advice(sizes: FitSizes, limit: int, workers: int, threads: int, together: bool) -> str:
     """Say what would bring a fit within `limit` bytes."""
-    if fits := largest_batch(sizes, limit, workers, threads):
+    if fits := largest_batch(sizes, limit, workers, threads, together):
         return f"batch_size={fits} would fit"
     without = sizes._replace(encoder="mp", gram="never")
-    if fits := largest_batch(without, limit, workers, threads):
+    if fits := largest_batch(without, limit, workers, threads, together):
         smaller = f" with batch_size={fits}" if fits < sizes.batch_size else ""
         return f"{_without_gram(sizes.encoder)}{smaller} would fit"
     return "use a smaller chunk_size, fewer threads or fewer atoms"
@@ -228,7 +240,7 @@ def _without_gram(encoder: str) -> str:
 
 
 def check_gram(n_atoms: int, itemsize: int, encoder: str, available: int) -> None:
-    """Refuse a dictionary whose gram exceeds the memory of a process.
+    """Refuse a dictionary whose gram exceeds four fifths of the memory of a process.
 
     Parameters
     ----------
@@ -237,13 +249,14 @@ def check_gram(n_atoms: int, itemsize: int, encoder: str, available: int) -> Non
     >>> check_gram(65536, 4, "omp", 16 << 30)
     Traceback (most recent call last):
     dbksvd_dask.errors.MemoryPlanError: encoder='omp' was asked to encode with the gram of 65536 atoms, which \
-takes 25.90 GB of the 17.18 GB that a process has; use encoder='mp' with gram='never', or at most 53000 atoms
+takes 25.90 GB of the 17.18 GB that a process has; use encoder='mp' with gram='never', or at most 47000 atoms
     """
     needed = gram_bytes(n_atoms, itemsize)
-    if needed <= available:
+    most = _GRAM_SHARE * available
+    if needed <= most:
         return
     fits = n_atoms
-    while gram_bytes(fits, itemsize) > available:
+    while gram_bytes(fits, itemsize) > most:
         fits -= max(1, fits // 100)
     raise MemoryPlanError(
         f"encoder={encoder!r} was asked to encode with the gram of {n_atoms} atoms, which takes "

@@ -63,7 +63,7 @@ RECIPES = {
         values={"init": "data", "refit": True},
     ),
     "recover": Recipe(
-        purpose="find the features that made the data, with codes that say when each was there",
+        purpose="find the features that generated the data, and codes that say when each is present",
         values={
             "nonneg": True,
             "growth": 1.5,
@@ -74,12 +74,12 @@ RECIPES = {
         },
     ),
     "read": Recipe(
-        purpose="atoms to look at, to label and to probe with: general ones first",
+        purpose="atoms to look at, label and probe with; general ones first",
         values={"nonneg": True, "encode": "staged"},
         sized=lambda n_atoms, k: {"groups": nested_groups(n_atoms, k)},
     ),
     "paper": Recipe(
-        purpose="the published method as it is: random start, no momentum, full batches",
+        purpose="the published method, unchanged: random start, no momentum, full batches",
         values={
             "init": "uniform",
             "momentum": 0.0,

@@ -236,7 +236,8 @@ class Explorer:
         return f"<Explorer: a page of {len(self.page) / 1e6:.1f} MB, shown in a notebook>"
 
     def _repr_html_(self) -> str:
-        style = f"width:100%;height:{self.height}px;border:1px solid rgba(128,128,128,.3);border-radius:6px"
+        border = "border:1px solid rgba(128,128,128,.3);border-radius:6px;box-sizing:border-box;display:block"
+        style = f"width:100%;height:{self.height}px;{border}"
         # scripts of the page run in an origin of their own, out of reach of the notebook's
         frame = f'<iframe title="features" sandbox="allow-scripts" style="{style}"'
         return f'{frame} srcdoc="{escape(self.page)}"></iframe>'

@@ -90,7 +90,8 @@ def table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
         return ""
     named = "".join(f'<th style="{_CELL};border-top:0;font-weight:600;{_SOFT}">{escape(n)}</th>' for n in head)
     top = f"<thead><tr>{named}</tr></thead>" if head else ""
-    style = "border-collapse:collapse;width:100%;margin:0"
+    # JupyterLab lays tables out with columns of equal width, whatever is in them
+    style = "border-collapse:collapse;width:100%;margin:0;table-layout:auto;font-size:inherit"
     return f'<table style="{style}">{top}<tbody>{"".join(f"<tr>{x}</tr>" for x in lines)}</tbody></table>'
 
 

@@ -74,15 +74,18 @@ def _open_store(path: str, n_samples: int, image_shape: Sequence[int] | None) ->
     texts = texts_beside(path)
     if texts is None:
         raise InputError(
-            f"{path} does not say what its samples are: {known.get('texts', 'no file of texts')} is not beside it "
-            "and it is not a store of images; give a text file with one line per sample, or, for pictures, "
-            "image_shape=(H, W, 3)"
+            f"{path} has no texts{_missing(known)} and is not a store of images; import it with texts=FILE, or "
+            "give samples=FILE with one line per sample, or, for pictures, image_shape=(H, W, 3)"
         )
     if all(has_array(path, name) for name in ("text", "start", "end")):
         return TokenSamples(path, texts, n_samples)
     if has_array(path, "text"):
         return StoreTexts(path, texts, n_samples)
     return TextSamples(texts, n_samples)
+
+
+def _missing(known: Mapping[str, Any]) -> str:
+    return f" (its file {known['texts']} is not beside it)" if known.get("texts") else ""
 
 
 def _as_texts(samples: Iterable[Any]) -> list[str]:
@@ -154,6 +157,8 @@ def open_inputs(
         found = _recorded(dataset, total, image_shape)
     else:
         found = open_samples(samples, total, image_shape)
+        if found.kind == "text" and found.store is None:
+            _warn_of_shuffle(dataset)
     if image_shape is not None and found.kind != "image":
         raise InputError(
             f"image_shape={tuple(image_shape)} needs the store whose rows are the pictures; give it as "
@@ -206,8 +211,20 @@ def _recorded(codes: xr.Dataset, n_samples: int, image_shape: Sequence[int] | No
     except (StoreError, InputError) as error:
         if image_shape is not None:  # asked for: no page without the pictures
             raise
-        logger.info("the report shows sample numbers only: %s", error)
+        logger.warning("the page shows numbers of samples instead of texts: %s", error)
         return Samples(n_samples)
+
+
+def _warn_of_shuffle(codes: xr.Dataset) -> None:
+    """Warn that texts by number do not belong to the rows of a shuffled store."""
+    stated = codes.attrs.get("store")
+    path = stated.get("path") if isinstance(stated, Mapping) else None
+    if path and not paths.is_remote(path) and is_store(path) and provenance(path).get("command") == "shuffle":
+        logger.warning(
+            "%s was shuffled: its row i is not text i, unless the texts were put in the same order; texts that "
+            "are imported (import with texts=FILE) stay with their rows",
+            path,
+        )
 
 
 _NUMBERS = ("mean_relative_error", "variance_explained", "fvu", "cosine_similarity", "shrinkage")

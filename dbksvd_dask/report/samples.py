@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from dbksvd_dask._safe_text import redacted_values
 from dbksvd_dask.errors import InputError, StoreError
+from dbksvd_dask.importers.texts import read_lines
 from dbksvd_dask.report.pack import Payload, narrow
 from dbksvd_dask.store import paths
 from dbksvd_dask.store.reader import RowReader, open_aligned
@@ -110,7 +111,7 @@ class TextSamples(Samples):
     def __init__(self, texts: Sequence[str] | str, n_samples: int) -> None:
         super().__init__(n_samples)
         self._texts = texts
-        n_texts = len(texts) if not isinstance(texts, str) else sum(1 for _ in _lines(texts))
+        n_texts = len(texts) if not isinstance(texts, str) else sum(1 for _ in read_lines(texts))
         if n_texts != n_samples:
             where = f"{texts} has" if isinstance(texts, str) else "received"
             raise InputError(
@@ -315,7 +316,7 @@ def pick_texts(texts: Sequence[str] | str, ids: Ids) -> list[str]:
     wanted = iter(ids.tolist())
     out: list[str] = []
     following = next(wanted, None)
-    for number, line in enumerate(_lines(texts)):
+    for number, line in enumerate(read_lines(texts)):
         while following == number:
             out.append(line)
             following = next(wanted, None)
@@ -324,35 +325,36 @@ def pick_texts(texts: Sequence[str] | str, ids: Ids) -> list[str]:
     raise InputError(f"{texts} ends before text {following}; give the file that was written with the store")
 
 
-def _lines(path: str) -> Iterator[str]:
-    """Yield the lines of a text file, without their ends; only line feeds separate, as when it was written."""
-    try:
-        with open(path, encoding="utf-8", newline="\n") as file:
-            for line in file:
-                yield line.rstrip("\r\n")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 text ({error.reason}); convert it, one text per line") from error
-    except OSError as error:
-        raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
-
-
 # -- stores ----------------------------------------------------------------------------------------------
 
 
 def provenance(store: str) -> dict[str, Any]:
-    """Return what the store says about its origin."""
+    """Return what the store says about its origin; of a shuffled store also what its source said."""
+    known: dict[str, Any] = {}
+    for stated in _origins(store):
+        known = {**stated, **known}
+    known.pop("source_provenance", None)
+    return {str(k): redacted_values(v) for k, v in known.items()}
+
+
+def _origins(store: str) -> Iterator[dict[str, Any]]:
+    """Yield what a store says about its origin, then what the store that it was made from said, and so on."""
     attributes = dict(paths.open_zarr(store).attrs)
     held = attributes.get("provenance", attributes)
-    return {str(k): redacted_values(v) for k, v in dict(held).items()} if isinstance(held, dict) else {}
+    while isinstance(held, dict):
+        yield held
+        held = held.get("source_provenance")
 
 
 def texts_beside(store: str) -> str | None:
-    """Return the file of the texts that were written with a store, if it exists."""
-    name = provenance(store).get("texts")
-    names = [Path(str(name)).name] if name else []  # beside the store, wherever the store says it is
+    """Return the file of the texts that were written with a store, or with the one that it was made from."""
+    stated = list(_origins(store))
+    names = [Path(str(held["texts"])).name for held in stated if held.get("texts")]
     names.append(Path(store).name.removesuffix(".zarr") + ".txt")
-    folder = Path(store).parent
-    return next((str(folder / n) for n in names if (folder / n).is_file()), None)
+    # beside the store, wherever the store says it is, else beside its source
+    sources = [Path(str(held["source"])) for held in stated if held.get("command") == "shuffle"]
+    folders = [Path(store).parent, *(path.parent for path in sources)]
+    return next((str(folder / n) for folder in folders for n in names if (folder / n).is_file()), None)
 
 
 def require_rows(reader: RowReader, n_samples: int) -> None:

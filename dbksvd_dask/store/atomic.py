@@ -93,8 +93,7 @@ def write_bytes(path: PathLike, *pieces: Any, folder: PathLike | None = None, du
         Force it to the disk before it gets its name; otherwise only start writing it.
     """
     if paths.is_remote(path):
-        fs, inner = paths.filesystem(path)
-        fs.pipe_file(inner, b"".join(bytes(p) for p in pieces))  # an object appears whole or not at all
+        paths.write_object(path, b"".join(bytes(p) for p in pieces))
         return
     with staged(paths.normalise(path), folder, durable=durable) as scratch:
         with open(scratch, "wb", buffering=0) as file:

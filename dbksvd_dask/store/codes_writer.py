@@ -35,6 +35,7 @@ class CodesPlan:
     params : how samples become codes: k, encoder, nonneg, refit, min_coefficient, rtol
     dictionary, store : fingerprints
     about : where both were and what is known of them; not compared between runs
+    pieces : chunks of activations that make one chunk of codes, which is then a unit; 1 where files cost nothing
     """
 
     n_samples: int
@@ -47,6 +48,7 @@ class CodesPlan:
     dictionary: str
     store: str
     about: dict[str, Any]
+    pieces: int = 1
 
     @property
     def k(self) -> int:
@@ -59,9 +61,14 @@ class CodesPlan:
         return -(-self.n_samples // self.chunk_rows)
 
     @property
+    def read_rows(self) -> int:
+        """Rows that are read and encoded at a time."""
+        return self.chunk_rows // self.pieces
+
+    @property
     def unit_rows(self) -> int:
         """Rows of a unit; the last may have fewer."""
-        return unit_chunks(self.n_chunks) * self.chunk_rows
+        return self.chunk_rows if self.pieces > 1 else unit_chunks(self.n_chunks) * self.chunk_rows
 
     @property
     def n_units(self) -> int:
@@ -88,7 +95,7 @@ class CodesPlan:
     def identity(self) -> dict[str, Any]:
         """Return what must be the same for two runs to write one store, under the names users know."""
         out = asdict(self)
-        del out["about"]
+        del out["about"], out["pieces"]
         return {**out.pop("params"), **out}
 
     @classmethod

@@ -1,7 +1,8 @@
 """A dictionary on disk.
 
 A Zarr group with `dictionary` (atom, feature) and `mean` (feature,), and in its attributes the format, the
-parameters, the source, the iteration and the history; always a local folder, and nothing is pickled.
+parameters, the source, the iteration and the history; nothing is pickled. On a remote, which has no rename, the
+attributes come last: without them it is no dictionary.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import math
 import os
 import shutil
+import tempfile
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,16 +55,20 @@ def save_dictionary(path: PathLike, dictionary: Dictionary, *, overwrite: bool =
     >>> open_dictionary("atoms.zarr").n_atoms
     4
     """
-    target = local_folder(path, "a dictionary")
-    if os.path.exists(target) and not overwrite:
+    target = paths.normalise(path)
+    if paths.exists(target) and not overwrite:
         raise StoreError(f"{target} already exists; choose another path, or replace it with overwrite=True")
-    if os.path.exists(target):
+    if paths.exists(target):
         require_replaceable(target, FORMAT)
     return publish_dictionary(target, dictionary)
 
 
 def publish_dictionary(target: str, dictionary: Dictionary) -> str:
     """Write a dictionary and replace what is at `target`."""
+    if paths.is_remote(target):
+        with paths.explain_refusal(target):
+            _upload(target, dictionary)
+        return target
     work = aside(target)
     shutil.rmtree(work, ignore_errors=True)
     try:
@@ -76,6 +82,16 @@ def publish_dictionary(target: str, dictionary: Dictionary) -> str:
         ) from error
     publish(work, target, overwrite=True)
     return target
+
+
+def _upload(target: str, dictionary: Dictionary) -> None:
+    """Write a dictionary to a remote, file by file; what makes it a dictionary comes last."""
+    paths.remove(target)
+    with tempfile.TemporaryDirectory(prefix="dbksvd-") as scratch:
+        _write(scratch, dictionary)
+        files = [file for file in Path(scratch).rglob("*") if file.is_file()]
+        for file in sorted(files, key=lambda file: file == Path(scratch, "zarr.json")):
+            paths.write_object(paths.join(target, *file.relative_to(scratch).parts), file.read_bytes())
 
 
 def _to_disk(folder: str) -> None:
@@ -217,14 +233,4 @@ def _check_shapes(where: str, arrays: dict[str, np.ndarray]) -> None:
 
 def is_zarr(folder: PathLike) -> bool:
     """Return whether a folder is itself a Zarr group or array."""
-    return any(os.path.exists(os.path.join(folder, name)) for name in _ZARR_NAMES)
-
-
-def local_folder(path: PathLike, what: str) -> str:
-    """Return a path in the local file system; refuse URLs of others."""
-    if paths.is_remote(path):
-        raise StoreError(f"{what} must be a local folder, got {path}; use a local path and copy the folder")
-    return paths.normalise(path)
-
-
-# ---------------------------------------------------------------------------------------------- runs
+    return any(paths.exists(paths.join(folder, name)) for name in _ZARR_NAMES)

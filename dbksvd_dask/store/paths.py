@@ -1,7 +1,7 @@
 """Where a store is: a local path or any fsspec URL, behind a few file operations.
 
 Credentials and endpoints of a remote are taken from fsspec's own configuration (``FSSPEC_S3_ENDPOINT_URL``
-and the like, or ``~/.config/fsspec``), so that every worker process finds them.
+and the like, or ``~/.config/fsspec``), so that every worker process finds them. `remote` sends the requests.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from dbksvd_dask._late import late
+from dbksvd_dask._safe_text import redacted
 from dbksvd_dask.errors import StoreError, brief
+from dbksvd_dask.store import remote
 
 if TYPE_CHECKING:
     import zarr
@@ -53,6 +55,11 @@ def join(path: PathLike, *names: str) -> str:
     return "/".join([normalise(path), *names])
 
 
+def base_name(path: PathLike) -> str:
+    """Return the last part of a path or URL."""
+    return normalise(path).rsplit("/", 1)[-1]
+
+
 def filesystem(path: PathLike) -> tuple[Any, str]:
     """Return the fsspec filesystem of a URL and the path inside it."""
     from fsspec.core import url_to_fs  # slow to import, and not needed for local paths
@@ -68,7 +75,10 @@ def filesystem(path: PathLike) -> tuple[Any, str]:
 def explain_refusal(path: PathLike) -> Iterator[None]:
     """Turn any refusal of a first write to a remote into an error that names the place."""
     try:
-        yield
+        with remote.explained(normalise(path)):
+            yield
+    except StoreError:
+        raise
     except Exception as error:  # every protocol has errors of its own
         if not is_remote(path):
             raise
@@ -85,7 +95,8 @@ def exists(path: PathLike) -> bool:
     fs, inner = filesystem(path)
     # fsspec caches folder listings: a store written since would not be seen
     fs.invalidate_cache()
-    return bool(fs.exists(inner))
+    with remote.explained(normalise(path)):
+        return bool(fs.exists(inner))
 
 
 def read_bytes(path: PathLike) -> bytes:
@@ -93,7 +104,51 @@ def read_bytes(path: PathLike) -> bytes:
     if not is_remote(path):
         return Path(normalise(path)).read_bytes()
     fs, inner = filesystem(path)
-    return bytes(fs.cat_file(inner))
+    with remote.explained(normalise(path)):
+        return bytes(remote.retrying(lambda: fs.cat_file(inner), redacted(normalise(path))))
+
+
+def write_object(path: PathLike, content: bytes) -> None:
+    """Write one remote file; it appears whole or not at all."""
+    fs, inner = filesystem(path)
+    with remote.explained(normalise(path)):
+        remote.retrying(lambda: fs.pipe_file(inner, content), redacted(normalise(path)))
+
+
+def size_of(path: PathLike) -> int:
+    """Return the bytes of a file."""
+    if not is_remote(path):
+        return os.path.getsize(normalise(path))
+    fs, inner = filesystem(path)
+    with remote.explained(normalise(path)):
+        return int(fs.size(inner))
+
+
+def open_binary(path: PathLike) -> IO[bytes]:
+    """Open a file to read its header."""
+    if not is_remote(path):
+        return open(normalise(path), "rb")
+    fs, inner = filesystem(path)
+    opened: IO[bytes] = fs.open(inner, "rb", block_size=1 << 16)
+    return opened
+
+
+def read_range(path: PathLike, start: int, stop: int) -> bytes:
+    """Read bytes [start, stop) of one remote file, a long range in parts at once."""
+    fs, inner = filesystem(path)
+    (content,) = remote.read_ranges(fs, [inner], [start], [stop], redacted(normalise(path)))
+    if isinstance(content, Exception):
+        with remote.explained(normalise(path)):
+            raise content
+    return content
+
+
+def find_matches(pattern: str) -> list[str]:
+    """Return the URLs of the files that match a pattern on a remote."""
+    fs, inner = filesystem(pattern)
+    fs.invalidate_cache()
+    with remote.explained(pattern):
+        return [str(fs.unstrip_protocol(name)) for name in fs.glob(inner)]
 
 
 def list_names(path: PathLike) -> list[str]:
@@ -104,7 +159,8 @@ def list_names(path: PathLike) -> list[str]:
     fs, inner = filesystem(path)
     fs.invalidate_cache()
     try:
-        entries: list[str] = fs.ls(inner, detail=False)
+        with remote.explained(normalise(path)):
+            entries: list[str] = fs.ls(inner, detail=False)
     except FileNotFoundError:
         return []
     return sorted(name for name in (str(e).rstrip("/").rsplit("/", 1)[-1] for e in entries) if name)
@@ -159,7 +215,9 @@ def open_zarr(path: PathLike, mode: Literal["r", "r+"] = "r") -> zarr.Group | za
             f"turn it into one with `dbksvd import {path} STORE`"
         )
     with explain_metadata(path):
-        node = zarr.open(store=zarr_store(path, read_only=mode == "r"), mode=mode)
+        # a known format saves the requests for files of the other
+        known: Literal[2, 3] = 3 if "zarr.json" in names else 2
+        node = zarr.open(store=zarr_store(path, read_only=mode == "r"), mode=mode, zarr_format=known)
         _check_node(node)
     return node
 
@@ -265,8 +323,10 @@ def _broken_file(home: PathLike) -> str:
     return files[0] if files else normalise(home)
 
 
-def cat_ranges(path: PathLike, keys: Sequence[str], starts: Sequence[int], stops: Sequence[int]) -> list[Any]:
+def cat_ranges(
+    path: PathLike, keys: Sequence[str], starts: Sequence[int], stops: Sequence[int]
+) -> list[bytes | Exception]:
     """Read byte ranges of several remote files at once; an item that failed is its exception."""
     fs, inner = filesystem(path)
-    paths = [f"{inner}/{key}" for key in keys]
-    return list(fs.cat_ranges(paths, list(starts), list(stops), on_error="return"))
+    files = [f"{inner}/{key}" for key in keys]
+    return remote.read_ranges(fs, files, starts, stops, redacted(normalise(path)))

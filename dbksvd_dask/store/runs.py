@@ -1,7 +1,9 @@
 """Runs: the folder of a fit and its checkpoints.
 
 A run holds one dictionary per checkpoint, ``checkpoint-000040.zarr``: written aside, then renamed; the
-previous one is kept. A run can be given in place of a dictionary; its newest checkpoint is used.
+previous one is kept. A run can be given in place of a dictionary; its newest checkpoint is used. A remote has no
+rename: there, a small object ``checkpoint-000040.done`` is written last and removed first, and without it a
+checkpoint does not count.
 """
 
 from __future__ import annotations
@@ -13,11 +15,10 @@ from typing import Any
 
 from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.errors import InputError, StoreError
-from dbksvd_dask.store import paths
+from dbksvd_dask.store import atomic, paths
 from dbksvd_dask.store.atomic import REPLACED_SUFFIX
 from dbksvd_dask.store.dictionary import (
     is_zarr,
-    local_folder,
     publish_dictionary,
     read_dictionary,
 )
@@ -45,8 +46,8 @@ def open_dictionary(path: PathLike) -> Dictionary:
     >>> open_dictionary("run").atoms.shape
     (12, 8)
     """
-    where = local_folder(path, "a dictionary or a run")
-    if not os.path.exists(where):
+    where = paths.normalise(path)
+    if not paths.exists(where):
         raise StoreError(f"{where} does not exist; give a dictionary or the folder of a fit")
     if is_zarr(where):
         return read_dictionary(where)
@@ -91,7 +92,7 @@ def verify_dictionary(path: PathLike) -> int:
     StoreError
         When one is missing or differs, or there are no checksums.
     """
-    where = local_folder(path, "a dictionary or a run")
+    where = paths.normalise(path)
     count = 0
     for one in [where] if is_zarr(where) else checkpoints(where):
         read_dictionary(one)  # compares them
@@ -108,12 +109,12 @@ def run_folder(path: PathLike) -> str:
     Raises
     ------
     StoreError
-        When it is on a remote, or is a file or a store.
+        When it is a file or a store.
     """
-    run = local_folder(path, "a run")
-    if not os.path.lexists(run):
+    run = paths.normalise(path)
+    if not paths.exists(run):
         return run
-    if not os.path.isdir(run):
+    if not paths.is_remote(run) and not os.path.isdir(run):
         raise StoreError(f"{run} is a file, and a run is a folder; choose another name for the run")
     if is_zarr(run):
         raise StoreError(f"{run} is a Zarr store, not the folder of a fit; choose another folder for the run")
@@ -122,10 +123,16 @@ def run_folder(path: PathLike) -> str:
 
 def checkpoints(run: PathLike) -> list[str]:
     """Return the checkpoints of a run, oldest first."""
-    if not os.path.isdir(run):
-        return []
-    found = [(int(m[1]), name) for name in os.listdir(run) if (m := _CHECKPOINT.fullmatch(name))]
-    return [os.path.join(os.fspath(run), name) for _, name in sorted(found)]
+    names = set(paths.list_names(run))
+    found = [(int(m[1]), name) for name in names if (m := _CHECKPOINT.fullmatch(name))]
+    if paths.is_remote(run):
+        found = [(number, name) for number, name in found if _marker(name) in names]
+    return [paths.join(run, name) for _, name in sorted(found)]
+
+
+def _marker(name: str) -> str:
+    """Return what says on a remote that a checkpoint is complete."""
+    return name.removesuffix(".zarr") + ".done"
 
 
 def latest_checkpoint(run: PathLike) -> str | None:
@@ -153,6 +160,9 @@ def readable_checkpoint(run: PathLike) -> tuple[str, Dictionary, list[StoreError
 
 def remove_checkpoints(run: PathLike) -> None:
     """Delete the fit in a folder; rename each checkpoint first: a partly deleted one is never taken for one."""
+    if paths.is_remote(run):
+        _remove_remote(run, [name for name in paths.list_names(run) if _CHECKPOINT.fullmatch(name)])
+        return
     for path in checkpoints(run):
         doomed = path + REPLACED_SUFFIX
         shutil.rmtree(doomed, ignore_errors=True)
@@ -165,12 +175,21 @@ def remove_checkpoints(run: PathLike) -> None:
             ) from error
 
 
+def _remove_remote(run: PathLike, names: list[str]) -> None:
+    for name in names:
+        paths.remove(paths.join(run, _marker(name)))
+        paths.remove(paths.join(run, name))
+
+
 def write_checkpoint(run: PathLike, dictionary: Dictionary) -> str:
     """Publish a checkpoint, then remove all but the newest `KEEP`."""
     name = _checkpoint_name(dictionary.iteration)
-    path = publish_dictionary(
-        os.path.join(local_folder(run, "a run"), name), dictionary
-    )  # also in place of a damaged one
+    path, marker = paths.join(run, name), paths.join(run, _marker(name))
+    if paths.is_remote(run):
+        paths.remove(marker)
+    publish_dictionary(path, dictionary)  # also in place of a damaged one
+    if paths.is_remote(run):
+        atomic.write_json(marker, {"iteration": dictionary.iteration})
     remove_old_checkpoints(run)
     return path
 
@@ -178,7 +197,7 @@ def write_checkpoint(run: PathLike, dictionary: Dictionary) -> str:
 def _open_checkpoint(path: str) -> Dictionary:
     """Read a checkpoint; refuse one whose name gives another iteration."""
     dictionary = read_dictionary(path)
-    if os.path.basename(path) != _checkpoint_name(dictionary.iteration):
+    if paths.base_name(path) != _checkpoint_name(dictionary.iteration):
         raise StoreError(f"{path} is damaged: it holds iteration {dictionary.iteration}")
     return dictionary
 
@@ -189,6 +208,12 @@ def _checkpoint_name(iteration: int) -> str:
 
 def remove_old_checkpoints(run: PathLike) -> None:
     """Remove all but the newest `KEEP` checkpoints, and what a killed fit left of deleted ones."""
+    if paths.is_remote(run):
+        kept = {paths.base_name(path) for path in checkpoints(run)[-KEEP:]}
+        names = [name for name in paths.list_names(run) if _CHECKPOINT.fullmatch(name)]
+        # what an upload that was cut short has left comes before the newest, or is overwritten by it
+        _remove_remote(run, [name for name in names if name not in kept and name < max(kept, default="")])
+        return
     left = [os.path.join(os.fspath(run), name) for name in paths.list_names(run) if _REPLACED.fullmatch(name)]
     for old in [*checkpoints(run)[:-KEEP], *left]:
         shutil.rmtree(old, ignore_errors=True)

@@ -84,7 +84,7 @@ def test_existing_codes_are_recognised_and_others_need_force(tmp_path, store, ru
     for more in ((), ("--resume",)):
         code, text, _ = jobs.command("encode", store, run, out, *more)
         assert code == 0
-        assert "9000 were there already" in text
+        assert "9000 kept from an earlier run" in text
     code, _, err = jobs.command("encode", store, run, out, "--k", 2)
     assert code == 1
     assert "was begun with --k 3, this run has --k 2" in err

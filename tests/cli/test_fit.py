@@ -145,7 +145,18 @@ def test_plan_says_what_it_takes_and_does_nothing(tmp_path, store):
     assert plan["read_bytes"] == (2 * (256 + 60) + 540) * 16 * 4
     assert plan["estimated_seconds"] > 0
     assert plan["not_estimated"].startswith("start-up: a few seconds")
+    assert (plan["workers"], plan["chunks_per_batch"], plan["tasks_per_worker"]) == (0, 2, None)
     assert plan["memory_bytes"] == DBKSVD(24, 3, batch_size=256, chunk_size=128).plan(store).total
+
+
+def test_plan_counts_the_tasks_of_workers_without_starting_them(tmp_path, store):
+    how = (*SMALL, "--workers", 4, "--threads", 2, "--plan", "--json")
+    plan = json.loads(jobs.command("fit", store, tmp_path / "run", *how)[1])
+    assert (plan["workers"], plan["threads"], plan["chunks_per_batch"]) == (4, 8, 2)
+    assert plan["tasks_per_worker"] == plan["tasks_per_batch"] / 4 < 60
+    assert (
+        plan["advice"] == "6 of 8 threads have no chunk; use --batch-size 1024 or more, or --chunk-size 32 or less"
+    )
 
 
 def test_a_fit_that_needs_more_memory_than_allowed_is_refused_before_it_starts(tmp_path, store):
@@ -165,7 +176,11 @@ def test_a_fit_that_needs_more_memory_than_allowed_is_refused_before_it_starts(t
         (("--n-atoms", 24, "--k", 30), 1, "dbksvd: error: --k 30 exceeds --n-atoms 24; use --k <= 24"),
         (("--n-atoms", 24, "--k", 3, "--rtol", -1), 1, "--rtol -1.0 is not a finite number >= 0"),
         (("--n-atoms", 24, "--k", 3, "--encoder", "ols"), 2, "'ols' is not one of 'mp', 'omp'"),
-        (("--n-atoms", 24, "--k", 3, "--validation", "no"), 1, "neither a number of samples nor a store"),
+        (
+            ("--n-atoms", 24, "--k", 3, "--validation", "no"),
+            1,
+            "neither a number of samples nor an existing store",
+        ),
         (("--n-atoms", 24, "--k", 3, "--init", "zeros"), 1, "--init zeros is not known; use 'uniform', 'data'"),
         (("--n-atoms", 24, "--k", 3, "--workers", 2, "--scheduler", "tcp://h:1"), 1, "were both given"),
         (("--n-atoms", 24, "--k", 3, "--tls-cert", "x"), 1, "needs both --tls-ca and --tls-cert"),

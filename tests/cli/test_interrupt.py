@@ -47,10 +47,13 @@ def test_ctrl_c_leaves_the_checkpoint_and_says_where_it_is(tmp_path):
 @pytest.mark.parametrize(
     ("args", "text"),
     [
-        (("import", "a.npy", "b.zarr"), "what is done is kept; the same command goes on"),
-        (("shuffle", "a.zarr", "b.zarr", "--seed", "0"), "what is done is kept; the same command goes on"),
-        (("encode", "a.zarr", "run", "c.zarr"), "what is done is kept; the same command goes on"),
-        (("fit", "a.zarr", "run", "--n-atoms", "4", "--k", "1"), "the same command with --resume goes on"),
+        (("import", "a.npy", "b.zarr"), "finished work is kept; run the same command again to resume"),
+        (
+            ("shuffle", "a.zarr", "b.zarr", "--seed", "0"),
+            "finished work is kept; run the same command again to resume",
+        ),
+        (("encode", "a.zarr", "run", "c.zarr"), "finished work is kept; run the same command again to resume"),
+        (("fit", "a.zarr", "run", "--n-atoms", "4", "--k", "1"), "run the same command with --resume to continue"),
         (("info", "a.zarr"), None),
     ],
 )

@@ -77,7 +77,7 @@ def test_terminated_job_keeps_its_chunks_and_goes_on_to_the_same_bytes(name, tmp
         "shuffle": (store, ["--seed", 0], 1),
     }[name]
     line = terminated("JobProgress", count, name, source, tmp_path / "out", *options)
-    assert line == "dbksvd: terminated; what is done is kept; the same command goes on"
+    assert line == "dbksvd: terminated; finished work is kept; run the same command again to resume"
     assert not (tmp_path / "out").exists()
     for target in ("out", "whole"):
         with pytest.raises(SystemExit) as end:

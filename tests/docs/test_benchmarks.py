@@ -9,11 +9,24 @@ import shutil
 import numpy as np
 import pytest
 
-from benchmarks import common, encoders, guard, paper_timing, peer_ksvd, peers, quality, reproduce, wide, wide_page
+from benchmarks import (
+    common,
+    encoders,
+    guard,
+    paper_timing,
+    peer_ksvd,
+    peers,
+    quality,
+    reproduce,
+    token_page,
+    wide,
+    wide_page,
+)
 from benchmarks.common import installed, make_problem
 from benchmarks.peer_base import OutOfTime, Recorder, data_atoms, minibatches, run
 from dbksvd_dask.kernels.encode import encode_rows, gram_matrix, residual
 from dbksvd_dask.plan.encoder import EncodeSpec
+from tests.naive.report import page_data
 
 # Peers warn of what is theirs: linear dependence in scikit-learn's OMP, old NumPy habits.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -203,3 +216,13 @@ def test_wide_compares_both_ways_and_measures_memory(more, capsys):
     assert ("planned" in row) == bool(more)
     if not more:
         assert row["screened"]["explained"] > 0.99 * row["exact"]["explained"]
+
+
+def test_a_page_of_made_up_tokens_at_tiny_size(tmp_path, capsys):
+    out = tmp_path / "page.html"
+    token_page.main([str(out), "--size", "tiny", "--opened", "0"])
+    head, arrays = page_data(out)
+    assert (head["kind"], head["summary"]["n_samples"]) == ("token", 1000)
+    assert arrays["positive_token"].shape == (64, 10)
+    assert len(arrays["context_value"]) > 0
+    assert "64 atoms, 1000 tokens" in capsys.readouterr().out

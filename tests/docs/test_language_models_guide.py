@@ -56,12 +56,13 @@ def test_every_command_and_block_of_the_guide_runs(tmp_path, monkeypatch, capsys
     save_model(tmp_path / "model")
     write_texts(tmp_path)
     lines = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("dbksvd ")]
-    assert len(lines) == 7
+    assert len(lines) == 9
     for line in lines:
         with pytest.raises(SystemExit) as done:
             main(shlex.split(smaller(line))[1:])
         assert not done.value.code, line
     assert "of mean ablation" in capsys.readouterr().out
+    assert (tmp_path / "neuronpedia" / "my-model" / "1-res-dbksvd" / "features" / "batch-0.jsonl.gz").exists()
     head, arrays = page_data(tmp_path / "page.html")
     assert head["kind"] == "token"
     assert arrays["positive_token"].shape == (48, 10)
@@ -73,7 +74,7 @@ def test_every_command_and_block_of_the_guide_runs(tmp_path, monkeypatch, capsys
             '"held-out", "resid:1", {', '"held-out", "resid:1", context=32, reconstructions={'
         )
         exec(compile(code, GUIDE.name, "exec"), names := {})
-    assert 0 < names["found"].reconstructions["run"].of_mean.value < 1
+    assert names["found"].reconstructions["run"].of_mean.value > 0
     assert names["found"].reconstructions["identity"].of_mean.value == pytest.approx(1, abs=1e-6)
     printed = capsys.readouterr().out.split("\n")
     assert len(set(printed)) > 3

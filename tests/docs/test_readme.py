@@ -7,11 +7,9 @@ import re
 import numpy as np
 import pytest
 
-from dbksvd_dask.cli.main import COMMANDS
 from tests.helpers import jobs
 
 README = (jobs.ROOT / "README.md").read_text(encoding="utf-8")
-RECIPES = (jobs.ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
 PYTHON = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 
 
@@ -38,11 +36,6 @@ def test_lines_on_a_cluster_run(tmp_path, monkeypatch, capsys):
     assert 0 < float(capsys.readouterr().out.split()[0]) < 1
 
 
-def test_lines_on_a_gpu_are_lines_of_the_library():
-    assert 'device="gpu"' in PYTHON[2]
-    compile(PYTHON[2], "README.md", "exec")
-
-
 def test_every_test_that_is_named_exists():
     named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", README)
     assert len(named) > 5
@@ -50,22 +43,9 @@ def test_every_test_that_is_named_exists():
         assert f"def {name}" in (jobs.ROOT / path).read_text(encoding="utf-8"), (path, name)
 
 
-@pytest.mark.parametrize("text", [README, RECIPES], ids=["README", "recipes"])
-def test_every_command_and_option_exists(text):
-    import importlib
-
-    lines = re.findall(r"dbksvd ((?:{}) .*)".format("|".join(COMMANDS)), text.replace("\\\n", " "))
-    assert lines
-    for line in lines:
-        command = importlib.import_module(COMMANDS[line.split()[0]][0]).command
-        known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
-        for option in re.findall(r"(?<=\s)--[a-z-]+", line.split("#")[0].split("`")[0]):
-            assert option in known, (line, option)
-
-
 def test_every_link_leads_somewhere():
     for target in re.findall(r"\]\((?!http)([^)]+)\)", README):
-        assert (jobs.ROOT / target).exists(), target
+        assert (jobs.ROOT / target.partition("#")[0]).exists(), target
 
 
 def test_first_screen_says_what_it_is_and_the_two_commands():

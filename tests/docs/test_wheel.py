@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
-import shutil
 import subprocess
-import sys
-import sysconfig
-import venv
 import zipfile
 from pathlib import Path
 
 import pytest
-from packaging.version import Version
 
 import pipelines
+from tests.docs.conftest import OWN
 from tests.helpers import jobs
 
 pytestmark = pytest.mark.slow
 
-OWN = ("dbksvd_dask", "pipelines")
 SCRIPTS = ("fit_and_encode", "gpu_workers", "image_patches", "lm_activations", "text_activations")
 # `python -m NAME --help` for every name, in one process: the libraries load once.
 EVERY_HELP = """
@@ -30,37 +24,6 @@ for name in names:
     with contextlib.suppress(SystemExit):
         runpy.run_module(name, run_name="__main__", alter_sys=True)
 """
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """Build the wheel from a copy of the sources: setuptools leaves a folder beside them."""
-    sources, out = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("wheel")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(jobs.ROOT / name, sources)
-    for name in OWN:
-        shutil.copytree(jobs.ROOT / name, sources / name, ignore=shutil.ignore_patterns("__pycache__"))
-    new_enough = Version(importlib.metadata.version("setuptools")) >= Version("77")  # else pip fetches one
-    more = ["--no-build-isolation"] if new_enough else []
-    pip("wheel", "--no-deps", *more, "--wheel-dir", out, sources)
-    (built,) = out.glob("*.whl")
-    return built
-
-
-@pytest.fixture(scope="module")
-def home(wheel, tmp_path_factory):
-    """An environment with the wheel; its dependencies are those of this one, which is not part of it."""
-    home = tmp_path_factory.mktemp("environment")
-    venv.create(home, with_pip=False)
-    place = Path(sysconfig.get_path("purelib", vars={"base": str(home)}))
-    (place / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    pip("--python", home / "bin" / "python", "install", "--no-deps", "--no-index", wheel)
-    return home
-
-
-def pip(*args):
-    quiet = ["--quiet", "--disable-pip-version-check"]
-    subprocess.run([sys.executable, "-m", "pip", *quiet, *map(str, args)], check=True)
 
 
 def run(home, folder, program, *args):

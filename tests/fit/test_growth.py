@@ -77,21 +77,28 @@ def test_frequent_atoms_are_preferred_while_a_pursuit_takes_fewer_than_k(nonzero
 
 
 @pytest.mark.parametrize("nonneg", [False, True])
-def test_a_batch_that_prefers_frequent_atoms_equals_its_twin(rng, make_dictionary, nonneg):
+@pytest.mark.parametrize("residual_norm", [None, 5.0])
+def test_a_batch_that_prefers_frequent_atoms_equals_its_twin(rng, make_dictionary, nonneg, residual_norm):
+    """After the first batch, samples with large residuals count less: half of 0.3 of the last residual norm."""
     Y, D = rng.standard_normal((200, 24)), make_dictionary(40, 24, np.float64)
     how = {"growth": 1.5, "nonneg": nonneg, "refit": True, "center": False, "validation": 0}
     params = FitParams.checked(n_atoms=40, k=5, n_iter=32, chunk_size=64, **how)
     trainer = Trainer(as_source(Y, 64), params)
     used = rng.integers(1, 100, 40)
-    state = Dictionary(D, None, params.to_json(), iteration=24, counts=used).with_thresholds(0.5, 0.7)
+    history = {} if residual_norm is None else {"residual_norm": [9.0, residual_norm]}
+    state = Dictionary(D, None, params.to_json(), iteration=24, counts=used, history=history)
+    state = state.with_thresholds(0.5, 0.7)
     result, rows = trainer.step(state), trainer.stream.batch(24)
     (group,) = trainer.policy.batch_spec(state).groups
     rounds = [list(m) for m in plan_rounds(group, 0, 24)]
-    expected, counts, R = batch_in_order(Y[rows], D, used, 15, rounds, steps=2, min_coefficient=0.7, nonneg=nonneg)
+    how = {"steps": 2, "min_coefficient": 0.7, "nonneg": nonneg, "half": residual_norm and 0.3 * residual_norm}
+    expected, counts, R = batch_in_order(Y[rows], D, used, 15, rounds, **how)
     np.testing.assert_array_equal(result.counts, counts)
     np.testing.assert_allclose(result.atoms, expected, atol=1e-6)
     error = np.mean(np.linalg.norm(R, axis=1) / np.linalg.norm(Y[rows], axis=1))
     np.testing.assert_allclose(result.history["relative_error"][-1], error, rtol=1e-6)
+    norm = np.sqrt(np.mean(np.sum(R**2, axis=1)))
+    np.testing.assert_allclose(result.history["residual_norm"][-1], norm, rtol=1e-6)
 
 
 def test_atoms_are_sorted_by_use(rng):
@@ -247,7 +254,7 @@ def test_an_unfinished_dictionary_can_encode(rng, tmp_path):
     zarr.create_array(str(tmp_path / "y.zarr"), shape=Y.shape, dtype="f4", chunks=(100, 24))[...] = Y
     how = {"growth": 1.5, "encode": "staged", "nonneg": True, "checkpoint": tmp_path / "run", "n_iter": 32}
     DBKSVD(48, 3, **how).fit(tmp_path / "y.zarr")
-    for kept in (tmp_path / "run").iterdir():
+    for kept in (tmp_path / "run").glob("*.zarr"):
         stored = open_dictionary(kept)
         stored.atoms, stored.iteration = stored.atoms[:24], 9  # as it was in its second stage
         encode_store(tmp_path / "y.zarr", stored, tmp_path / f"{kept.name}.codes")

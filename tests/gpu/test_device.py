@@ -196,7 +196,7 @@ PAIRS = [
     ("update", "group_by_round"),
 ]
 # functions of `kernels.chunk` that serve both
-SHARED = {"frozen", "invert_rounds", "add_counts", "arrays_in_units"}
+SHARED = {"frozen", "invert_rounds", "add_counts", "arrays_in_units", "row_scale"}
 
 
 def parameters(function):

@@ -315,9 +315,9 @@ def test_dataset_dict_without_splits_is_named(content, tmp_path):
         find_files(tmp_path)
 
 
-@pytest.mark.parametrize("url", ["http://host/a.npy", "https://host/x/a.parquet?download=1", "s3://bucket/a.npz"])
-def test_remote_file_that_is_no_zarr_store_is_to_be_downloaded(url):
-    with pytest.raises(InputError, match=r"only Zarr stores are read from a URL; download this file, then import"):
+@pytest.mark.parametrize("url", ["http://host/a.h5", "https://host/x/a.parquet?download=1", "s3://bucket/a.npz"])
+def test_remote_file_that_cannot_be_read_in_ranges_is_to_be_downloaded(url):
+    with pytest.raises(InputError, match=r"are read from a URL; download this file, then import the copy"):
         find_files(url)
 
 

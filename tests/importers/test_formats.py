@@ -420,8 +420,8 @@ def test_unknown_and_missing_sources_say_so(tmp_path):
         find_files(tmp_path / "*.npy")
     with pytest.raises(StoreError, match=r"holds nothing that can be imported"):
         find_files(tmp_path)
-    with pytest.raises(InputError, match=r"only Zarr stores are read from a URL"):
-        find_files("s3://bucket/a.npy", format="npy")
+    with pytest.raises(InputError, match=r"only npy, safetensors, raw, zarr are read from a URL"):
+        find_files("s3://bucket/a.npy", format="hdf5")
 
 
 def test_folder_of_several_formats_asks_for_a_pattern(tmp_path):

@@ -96,12 +96,14 @@ class Kind:
 
 
 def fitted(run: Path) -> Any:
-    """All of a run but the seconds that it took, and their checksum.
+    """All of a run but the seconds that it took, their checksum, and its status.
 
     Not by Zarr, which starts a thread.
     """
     kept = {}
     for name, content in jobs.tree(run).items():
+        if name == "status.json":
+            continue
         if name.endswith(".zarr/zarr.json"):
             attributes = json.loads(content)["attributes"]
             del attributes[ATTRIBUTES_CRC], attributes["history"]["encode_seconds"]

@@ -38,13 +38,16 @@ def weighted(y, D, floors, preference, k, *, nonneg=True):
     return list(x), np.array(list(x.values()))
 
 
-def prior_weights(counts, n_samples):
-    """Square root of the log of one over the share of samples, of mean 1."""
-    raw = [np.sqrt(np.log(1 / min(max(c / n_samples, 1 / n_samples), 0.5))) for c in counts]
-    return np.array(raw) / (sum(raw) / len(raw))
+def prior_weights(counts, n_samples, noise):
+    """Thresholds over t, whose squares are t^2 plus 2 (1.5 sigma)^2 times (log odds less their mean), limited."""
+    shares = [min(max(c / n_samples, 1 / n_samples), 0.5) for c in counts]
+    odds = [np.log(1 - q) - np.log(q) for q in shares]
+    mean = sum(odds) / len(odds)
+    per_odds = min(2 * (1.5 * noise) ** 2, 1.5 / mean)
+    return np.array([max(1 + per_odds * (o - mean), 0.05) ** 0.5 for o in odds])
 
 
-def batch_in_order(Y, D, used, k, rounds, *, steps, min_coefficient, nonneg):
+def batch_in_order(Y, D, used, k, rounds, *, steps, min_coefficient, nonneg, half=None):
     """One outer batch of a growing dictionary that prefers atoms by use: new one sorted, its uses, residual."""
     X, order = np.zeros((Y.shape[0], D.shape[0])), []
     for i, y in enumerate(Y):
@@ -52,7 +55,7 @@ def batch_in_order(Y, D, used, k, rounds, *, steps, min_coefficient, nonneg):
         X[i, support] = x
         order.append(support)
     counts = (X != 0).sum(axis=0)
-    new, X, R = kernels.update(Y, X, D, rounds, order, steps=steps, nonneg=nonneg)
+    new, X, R = kernels.update(Y, X, D, rounds, order, steps=steps, nonneg=nonneg, half=half)
     new[X.sum(axis=0) < 0] *= -1
     by_use = sorted(range(D.shape[0]), key=lambda j: (-counts[j], j))
     return new[by_use], counts[by_use], R

@@ -174,10 +174,14 @@ def refresh_rows(R, X, old_D, new_D, members, order, nonneg=False):
     return R, X
 
 
-def update(Y, X, D, rounds, order, *, steps=None, nonneg=False):
-    """Dictionary update in rounds: exact SVD per atom, or `steps` Krylov steps."""
+def update(Y, X, D, rounds, order, *, steps=None, nonneg=False, half=None):
+    """Dictionary update in rounds: exact SVD per atom, or `steps` Krylov steps.
+
+    With `half`, the rows of a sample count (half / (half + norm of its residual))^2 in the atoms.
+    """
     D, X = D.copy(), X.copy()
     R = Y - X @ D
+    s = np.ones(len(Y)) if half is None else np.array([half / (half + np.linalg.norm(r)) for r in R])
     for members in rounds:
         new = D.copy()
         for j in members:
@@ -185,9 +189,9 @@ def update(Y, X, D, rounds, order, *, steps=None, nonneg=False):
             if samples.size == 0:
                 continue
             if steps is None:
-                new[j] = leading_vector(E, D[j])
+                new[j] = leading_vector(s[samples, None] * E, D[j])
             else:
-                new[j] = krylov_vector(E, X[samples, j], steps, D[j])
+                new[j] = krylov_vector(s[samples, None] * E, s[samples] * X[samples, j], steps, D[j])
         R, X = refresh_rows(R, X, D, new, members, order, nonneg)
         D = new
     return D, X, R

@@ -17,6 +17,7 @@ from dbksvd_dask.plan.shares import (
     is_direct,
     plan_groups,
     plan_shares,
+    weighted_spans,
 )
 
 
@@ -107,3 +108,12 @@ def test_even_spans_differ_by_one_at_most(n, n_spans):
     sizes = [b - a for a, b in even_spans(n, n_spans)]
     assert sum(sizes) == n
     assert max(sizes) - min(sizes) <= 1
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=60), st.integers(1, 20))
+def test_weighted_spans_hold_everything_once_and_none_is_much_too_heavy(weights, n_spans):
+    spans = weighted_spans(weights, n_spans)
+    assert [i for a, b in spans for i in range(a, b)] == list(range(len(weights)))
+    assert len(spans) <= n_spans
+    assert all(b > a for a, b in spans)
+    assert max(sum(weights[a:b]) for a, b in spans) <= sum(weights) / min(n_spans, len(weights)) + 2 * max(weights)

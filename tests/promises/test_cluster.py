@@ -97,7 +97,7 @@ def test_killed_worker_mid_batch_gives_the_same_bits(client, store, expected, tm
         killed.append(pid)
         (tmp_path / "open").touch()
 
-    disturb = clusters.Disturb(1, 1, kill_worker, prepare=(tmp_path / "armed").touch)
+    disturb = clusters.Disturb(1, 0, kill_worker, prepare=(tmp_path / "armed").touch)
     found = clusters.fit(store, [disturb])
     client.run(clusters.remove_gate)
     disturb.check_was_mid_batch()
@@ -123,7 +123,7 @@ def test_a_worker_stopped_mid_batch_gives_the_same_bits(client, store, expected,
         states.append(clusters.state(pid))
         os.kill(pid, then)
 
-    disturb = clusters.Disturb(1, 1, stop_worker, prepare=(tmp_path / "armed").touch)
+    disturb = clusters.Disturb(1, 0, stop_worker, prepare=(tmp_path / "armed").touch)
     found = clusters.fit(store, [disturb])
     client.run(clusters.remove_gate)
     disturb.check_was_mid_batch()
@@ -149,6 +149,27 @@ def test_workers_joining_and_leaving_give_the_same_bits(store, expected):
         leaving.check_was_mid_batch()
         assert len(client.nthreads()) == 2
     clusters.same(found, expected)
+
+
+@pytest.mark.slow
+def test_killing_the_first_of_five_workers_gives_the_same_bits(store, tmp_path):
+    """Five workers exchange sums in groups; the first adds for its group and serves it."""
+    how = {"chunk_size": 100, "n_iter": 2}
+    with cluster.connect(workers=5) as client:
+        client.run(clusters.install_gate, str(tmp_path), 1)
+        pids = client.run(os.getpid)  # by address, the order of homes
+        victim = pids[min(pids)]
+
+        def kill_worker():
+            clusters.await_file(tmp_path, f"inside-{victim}")
+            os.kill(victim, signal.SIGKILL)
+            clusters.await_true(lambda: not clusters.is_alive(victim))
+            (tmp_path / "open").touch()
+
+        disturb = clusters.Disturb(1, 0, kill_worker, prepare=(tmp_path / "armed").touch)
+        found = clusters.fit(store, [disturb], **how)
+        disturb.check_was_mid_batch()
+    clusters.same(found, clusters.on_threads(store, 1, **how))
 
 
 def test_local_cluster_listens_on_loopback_only(client):

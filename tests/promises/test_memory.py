@@ -31,19 +31,21 @@ sizes = st.builds(
     itemsize=st.sampled_from([4, 8]),
     read_itemsize=st.sampled_from([2, 4, 8]),
     reads_ahead=st.booleans(),
+    rows_first=st.booleans(),
 )
 
 
 @settings(max_examples=60)
-@given(sizes, st.integers(1, 64), st.integers(1, 16))
-def test_plan_is_integers_and_never_less_for_more(sizes, workers, threads):
-    plan = memory.plan_fit(sizes, workers, threads)
+@given(sizes, st.integers(1, 64), st.integers(1, 16), st.booleans())
+def test_plan_is_integers_and_never_less_for_more(sizes, workers, threads, together):
+    plan = memory.plan_fit(sizes, workers, threads, together)
     assert all(isinstance(part, int) and part >= 0 for part in plan)
     assert plan.total == sum(plan)
     for more in ({"batch_size": sizes.batch_size * 2}, {"n_features": sizes.n_features + 7}, {"k": sizes.k + 1}):
-        assert memory.plan_fit(sizes._replace(**more), workers, threads).total >= plan.total
-    assert memory.plan_fit(sizes, workers + 1, threads).total <= plan.total
-    assert memory.plan_fit(sizes, workers, threads + 1).total >= plan.total
+        assert memory.plan_fit(sizes._replace(**more), workers, threads, together).total >= plan.total
+    assert memory.plan_fit(sizes, workers + 1, threads, together).total <= plan.total
+    assert memory.plan_fit(sizes, workers, threads + 1, together).total >= plan.total
+    assert memory.plan_fit(sizes, workers, threads, True).total >= plan.total
 
 
 @settings(max_examples=40)

@@ -98,7 +98,7 @@ def test_a_second_fit_in_the_same_folder_is_refused_and_costs_the_first_nothing(
     assert "intact" not in refused[0], "the checkpoint there is another's"
     np.testing.assert_array_equal(first.components_, DBKSVD(**HOW).fit(store).components_)
     np.testing.assert_array_equal(open_dictionary(run).atoms, first.components_)
-    assert sorted(os.listdir(run)) == ["checkpoint-000001.zarr", "checkpoint-000002.zarr"]
+    assert sorted(os.listdir(run)) == ["checkpoint-000001.zarr", "checkpoint-000002.zarr", "status.json"]
 
 
 def test_a_command_is_refused_in_one_line(made, tmp_path):
@@ -119,7 +119,7 @@ def test_a_fit_whose_lock_was_taken_over_writes_no_checkpoint(made, tmp_path):
 
     with pytest.raises(BusyError, match=r"fit\.lock was taken over \(a fit by process .* on elsewhere"):
         DBKSVD(**HOW, checkpoint=run, callbacks=[take]).fit(made / "store.zarr")
-    assert sorted(os.listdir(run)) == ["checkpoint-000001.zarr", "fit.lock"]
+    assert sorted(os.listdir(run)) == ["checkpoint-000001.zarr", "fit.lock", "status.json"]
 
 
 # ---------------------------------------------------------------------------------------------- parts

@@ -278,7 +278,7 @@ def test_what_a_fit_killed_at_its_very_end_left_goes_when_it_is_resumed(store, r
     shutil.copytree(run / before[0], run / "checkpoint-000000.zarr")
     (run / "fit.lock").write_text(json.dumps({**dataclasses.asdict(Owner.current("a fit")), "started": "1"}))
     clusters.on_threads(store, 1, checkpoint=run, resume=True, n_iter=2)
-    assert sorted(path.name for path in run.iterdir()) == before
+    assert sorted(path.name for path in run.iterdir()) == [*before, "status.json"]
 
 
 def test_when_every_checkpoint_is_damaged_the_newest_is_named(store, run):
@@ -290,7 +290,7 @@ def test_when_every_checkpoint_is_damaged_the_newest_is_named(store, run):
 
 def test_no_checkpoint_holds_a_pickle(halfway):
     for path in Path(halfway).rglob("*"):
-        if path.is_file() and path.name != "zarr.json":
+        if path.is_file() and path.name not in ("zarr.json", "status.json"):
             assert path.parent.name == "c" or path.parent.parent.name == "c", f"{path} is not an array's chunk"
     assert open_dictionary(halfway).iteration == 2
 

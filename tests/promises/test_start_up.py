@@ -136,10 +136,10 @@ def test_every_public_name_exists_and_unknown_ones_are_refused():
 
 BITS = """
 import json
-from dbksvd_dask.kernels import pursuit, update
+from dbksvd_dask.kernels import compact, update
 from tests.helpers import kernel_bits
 bits = kernel_bits.checksums(("mp", "mp refit"))  # the others compile for half a minute
-kernels = (pursuit.pursue_tile, update._refresh, update._next_products)
+kernels = (compact.pursue_tile, update._refresh, update._next_products)
 loaded, compiled = (
     sum(sum(getattr(kernel.stats, what).values()) for kernel in kernels) for what in ("cache_hits", "cache_misses")
 )

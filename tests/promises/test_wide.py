@@ -26,6 +26,7 @@ from dbksvd_dask.evaluate.stability import stability
 from dbksvd_dask.export.huggingface import export_huggingface
 from dbksvd_dask.export.saelens import export_saelens
 from dbksvd_dask.graph import backend
+from dbksvd_dask.jobs.estimate import estimate_encode
 from dbksvd_dask.lm.reconstruct import Coder
 from dbksvd_dask.plan import memory, screening
 from tests.helpers import jobs
@@ -92,6 +93,10 @@ def test_a_fit_and_its_codes(name, Y, no_pairs):
 def test_jobs_and_statistics(folder, tmp_path, no_pairs):
     encode_store(folder / "y.zarr", folder / "run", tmp_path / "c.zarr", refit=True)
     assert open_statistics(tmp_path / "c.zarr").sizes["atom"] == M
+    plan = estimate_encode(folder / "y.zarr", folder / "run", tmp_path / "other.zarr")
+    assert (plan["gram_bytes"], plan["products_per_sample"]) == (0, 4)
+    plan = estimate_encode(folder / "y.zarr", folder / "run", tmp_path / "other.zarr", gram="always")
+    assert (plan["gram_bytes"], plan["products_per_sample"]) == (4 * M * M, 1)
 
 
 @pytest.mark.slow
@@ -140,10 +145,10 @@ def no_gram_yet(*_):
 
 
 def test_a_gram_beyond_the_memory_is_refused_before_any_work(Y, folder, monkeypatch, tmp_path):
-    monkeypatch.setattr(backend, "process_memory", lambda: 400_000_000)
+    monkeypatch.setattr(backend, "process_memory", lambda: 500_000_000)
     monkeypatch.setattr("dbksvd_dask.kernels.encode.gram_tile", no_gram_yet)
     atoms = open_dictionary(folder / "run").atoms
-    text = "takes 503.3 MB of the 400.0 MB that a process has; use encoder='mp' with gram='never', or at most 7000"
+    text = "takes 503.3 MB of the 500.0 MB that a process has; use encoder='mp' with gram='never', or at most 7000"
     with pytest.raises(MemoryPlanError, match=text):
         DBKSVD(**HOW, encoder="omp").fit(Y)
     with pytest.raises(MemoryPlanError, match=text):

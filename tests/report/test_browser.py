@@ -211,7 +211,7 @@ def test_only_the_rows_in_sight_are_drawn(driver, words):
     page = Page(driver, words[0])
     page.go("#atoms")
     assert len(page.rows()) < 60
-    page.run("document.querySelector('#atoms-table .tbody').scrollTop = 700 * 36")
+    page.run("document.querySelector('#atoms-table .tbody').scrollTop = 700 * 54")
     page.until("return [...document.querySelectorAll('#atoms-table .row')].some(r => r.dataset.item === '705')")
     assert len(page.rows()) < 60
 
@@ -360,7 +360,7 @@ def test_a_phone_shows_name_example_and_density_and_nothing_is_cut_off(driver, w
             page.go(place)
             assert page.run("return document.documentElement.scrollWidth") <= 390, place
         page.go("#atoms")
-        assert page.texts("#atoms-table [role=columnheader]") == ["Atom ▲", "Explanation or keywords", "Density"]
+        assert page.texts("#atoms-table [role=columnheader]") == ["Atom", "Explanation or keywords", "Density"]
         assert len(page.texts("#atoms-table .row:first-child > div")) == 3
         assert page.complaints() == []
     finally:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 
-import fsspec
 import numpy as np
 import pytest
 
@@ -19,30 +18,6 @@ from tests.helpers.import_patterns import values
 from tests.helpers.stores import make_store
 
 ROWS = values((50, 6), "float32")
-
-
-@pytest.fixture(scope="module")
-def s3():
-    """Return the URL of a bucket; the server is moto's, spoken to over HTTP by s3fs."""
-    pytest.importorskip("s3fs")
-    server_module = pytest.importorskip("moto.server")
-    server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    old = dict(fsspec.config.conf)
-    fsspec.config.conf["s3"] = {"endpoint_url": f"http://{host}:{port}", "key": "k", "secret": "s"}
-    fs = fsspec.filesystem("s3")
-    fs.mkdir("bucket")
-    yield "s3://bucket"
-    fsspec.config.conf.clear()
-    fsspec.config.conf.update(old)
-    type(fs).clear_instance_cache()
-    server.stop()
-
-
-@pytest.fixture
-def place(s3, request):
-    return f"{s3}/{request.node.name.replace('[', '-').replace(']', '')}"
 
 
 @pytest.mark.parametrize("compressor", [None, "zstd"])

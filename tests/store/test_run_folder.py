@@ -51,27 +51,6 @@ def nothing(*_, **__):
 # ---------------------------------------------------------------------------------------------- URLs
 
 
-@pytest.mark.parametrize("more", [(), ("--resume",), ("--force",), ("--plan",)])
-def test_a_run_on_a_remote_is_refused_before_any_work(tmp_path, store, monkeypatch, more):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(DBKSVD, "_trainer", nothing)
-    err = refused("fit", store, "s3://bucket/run", *SMALL, *more)
-    assert "a run must be a local folder, got s3://bucket/run; use a local path" in err
-    assert os.listdir(tmp_path) == ["store.zarr"]
-
-
-def test_the_library_refuses_a_remote_too(tmp_path, store, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(DBKSVD, "_trainer", nothing)
-    with pytest.raises(StoreError, match="a run must be a local folder, got memory://run"):
-        DBKSVD(**HOW, checkpoint="memory://run").fit(store)
-    with pytest.raises(StoreError, match="a dictionary or a run must be a local folder, got s3://b/run"):
-        open_dictionary("s3://b/run")
-    with pytest.raises(StoreError, match="a dictionary must be a local folder, got s3://b/d"):
-        save_dictionary("s3://b/d", Dictionary(np.eye(2), None, {"n_atoms": 2, "k": 1}))
-    assert os.listdir(tmp_path) == ["store.zarr"]
-
-
 def test_a_local_url_is_the_path_it_names(tmp_path, store, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, out, err = jobs.command("fit", store, f"file://{tmp_path}/run", *SMALL)
@@ -151,7 +130,7 @@ def test_force_on_a_folder_that_cannot_be_changed_names_it_and_leaves_the_fit(ru
 
 def test_what_to_do_with_a_fit_that_is_there_names_all_three_ways(run, store):
     err = refused("fit", store, run, *SMALL)
-    assert "continue with --resume, choose another folder, or throw that fit away with --force" in err
+    assert "continue with --resume, choose another folder, or discard that fit with --force" in err
 
 
 def test_what_a_killed_force_left_of_checkpoints_goes_with_the_next_checkpoint(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-// A table that draws only the rows in sight, so that 16,384 rows scroll like 16.
+// A table that draws only the rows in sight, so that 65,536 rows scroll like 16.
 
 const cellClass = column => [column.number ? 'num' : '', column.phone ? '' : 'wide-only'].join(' ').trim() || null;
 
@@ -99,7 +99,7 @@ const meter = (part, kind) => h('span', { class: `meter ${kind || ''}` }, h('i',
 function atomColumns() {
   const rare = Math.log10(report.head.summary.n_samples);
   const columns = [
-    { key: 'id', title: 'Atom', width: '52px', number: true, phone: '38px', value: j => j, cell: j => atomLink(j) },
+    { key: 'id', title: 'Atom', width: '52px', number: true, phone: '46px', value: j => j, cell: j => atomLink(j) },
     hasTiles() && { key: 'tile', title: '', width: '34px', phone: '34px', value: j => j, cell: j => tile(j, 32) },
     hasPictures() && { key: 'samples', title: 'Strongest samples', width: '320px', value: j => j, cell: j => h('span', { class: 'strip' }, strongestStrip(j, 10, 28)) },
     { key: 'name', title: !atomsHaveNames() ? '' : report.head.explanations ? 'Explanation or keywords' : 'Keywords', width: 'minmax(0, 1fr)',

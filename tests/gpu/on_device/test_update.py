@@ -170,17 +170,34 @@ def test_a_parked_chunk_gives_the_same_bits_and_stays_parked(space, case):
     np.testing.assert_array_equal(here.R, space.to_host(there.R))
 
 
-def test_worst_samples_equal_cpu(space, case, data):
+def test_weighed_samples_equal_cpu_and_are_measured_as_they_were(space, case):
+    from dbksvd_dask.gpu import chunk as gpu
+
+    c = case()
+    host, state = chunk.weigh_samples(c.host, 0.7), gpu.weigh_samples(c.state, 0.7)
+    for name in ("R", "coefficient", "scale"):
+        close(space, getattr(state, name), getattr(host, name))
+    assert state.unit == host.unit
+    stats = chunk.ChunkStats(None, np.ones(14), c.counts, 0.0)
+    for functions, weighed, plain in ((chunk, host, c.host), (gpu, state, c.state)):
+        got, expected = (functions.after_update(s, stats) for s in (weighed, plain))
+        for name in ("relative_error_sum", "r_sum", "r_square_sum"):
+            np.testing.assert_allclose(getattr(got, name), getattr(expected, name), rtol=1e-5, atol=1e-5)
+        sums = [functions.coefficient_sums(s, 11) for s in (weighed, plain)]
+        np.testing.assert_allclose(*sums, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("weighed", [False, True])
+def test_worst_samples_equal_cpu(space, case, data, weighed):
     from dbksvd_dask.gpu import chunk as gpu
 
     c = case(n=6)
     assert (c.counts == 0).any()
     members = list(c.rounds.atoms)
     _, new = data(1, *c.D.shape)
+    state = gpu.weigh_samples(c.state, 0.7) if weighed else c.state
     expected = chunk.worst_samples(c.host, c.D, members, [new[m] for m in members], c.counts)
-    error, rows = gpu.worst_samples(
-        c.state, c.D_device, members, [space.asarray(new[m]) for m in members], c.counts
-    )
+    error, rows = gpu.worst_samples(state, c.D_device, members, [space.asarray(new[m]) for m in members], c.counts)
     np.testing.assert_allclose(error, expected.score, rtol=1e-6)
     np.testing.assert_allclose(rows, expected.rows, atol=1e-5)
 
