@@ -27,12 +27,12 @@ from benchmarks._stores import write_store
 from dbksvd_dask import cluster
 from dbksvd_dask.graph import batch
 from dbksvd_dask.graph.sources import as_source
+from dbksvd_dask.jobs.estimate import HOP_SECONDS, NETWORK_SPEED, TASK_SECONDS, WORKER_SECONDS
 from dbksvd_dask.kernels.encode import GRAM_BLOCK
 from dbksvd_dask.plan import seeds
 from dbksvd_dask.plan.encoder import EncodeSpec
 from dbksvd_dask.plan.groups import plan_groups
-from dbksvd_dask.plan.shares import Share, covering, is_direct, plan_shares
-from dbksvd_dask.plan.shares import plan_groups as plan_exchange
+from dbksvd_dask.plan.shares import Share, covering, exchange_cost, plan_shares
 
 
 class Batch(NamedTuple):
@@ -141,10 +141,10 @@ class Machine(NamedTuple):
 
     planned: Planned = Planned()  # seconds of a chunk of 8,192 rows
     threads: int = 8
-    bytes_per_second: float = 1.0e9  # of one worker's network: an assumption
-    hop: float = 0.0023  # waiting from the end of a task to the start of one that needs it, besides the two below
-    task_seconds: float = 0.00045  # processor time of the scheduler per task
-    worker_seconds: float = 0.0015  # processor time of a worker per task of its own
+    bytes_per_second: float = NETWORK_SPEED  # of one worker: an assumption
+    hop: float = HOP_SECONDS
+    task_seconds: float = TASK_SECONDS
+    worker_seconds: float = WORKER_SECONDS
 
 
 @cache
@@ -153,29 +153,13 @@ def n_tasks(sizes: Batch, workers: int, threads: int = 8) -> int:
     return batch.count_tasks(graph_of(sizes, shares_of(sizes, workers, threads)))
 
 
-def transfers(shares: list[Share]) -> tuple[int, int]:
-    """Hops of one exchange of sums, and the transfers that the busiest worker makes in them one after the other.
-
-    >>> def of(n): return transfers([Share(c, c + 1, f"{c:03d}") for c in range(n)])
-    >>> of(1), of(2), of(4), of(16), of(64)
-    ((0, 0), (1, 1), (1, 3), (3, 9), (3, 21))
-    """
-    if len(shares) == 1:
-        return 0, 0
-    if is_direct(shares):
-        return 1, len(shares) - 1
-    groups = plan_exchange(shares)
-    members = max(b - a for a, b in groups)
-    return 3, 2 * (members - 1) + len(groups) - 1
-
-
 SPENT = ("compute", "network", "waiting", "handling", "scheduling")
 
 
 def simulate(sizes: Batch, workers: int, rows: int, machine: Machine) -> dict[str, float]:
     """Seconds of one batch, by what they are spent on; every worker has cores and a network of its own."""
     shares = shares_of(sizes, workers, machine.threads)
-    hops, steps = transfers(shares)
+    hops, steps, _ = exchange_cost(shares)
     scale = rows / sizes.n_chunks / 8192
     seconds = machine.planned.compute(machine.threads, sizes.n_rounds, sizes.lanczos_steps)
     fixed = machine.planned.compute(machine.threads, 0, 0) - machine.planned.encode - machine.planned.close

@@ -94,7 +94,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     seed : int, default 0
         Everything random follows from it.
     checkpoint : path or None, default None
-        Local folder to which the state of the fit is written.
+        Folder or fsspec URL to which the state of the fit is written.
     callbacks : sequence of callables, default ()
         Each is called with progress events (`dbksvd_dask.events`).
     checkpoint_every : int, default 1
@@ -129,8 +129,8 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         residual's size per feature times ``sqrt(2 log n_atoms)``.
     frequency_prior : bool, default False
         With `growth`, where k is the mean: when samples are encoded, an atom that few samples use needs a
-        larger coefficient than one that many use, in proportion to ``sqrt(log(1 / share of samples))``. Spends
-        the nonzeros where they are most likely right.
+        larger coefficient than one that many use, by the odds that a sample uses it and by how far the threshold
+        is above the noise. Spends the nonzeros where they are most likely right.
     patience : int or None, default None
         Stop before `n_iter` once the error on held-out samples (without any: on the batch) has not fallen by 0.1 %
         for this many iterations; a growing dictionary reaches its full size first. None never stops early.
@@ -394,7 +394,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
         Parameters
         ----------
-        path : local folder to write
+        path : folder or fsspec URL to write
         overwrite : replace the dictionary that is there
 
         Returns

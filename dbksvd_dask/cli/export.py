@@ -1,4 +1,4 @@
-"""`dbksvd export`: a dictionary for SAELens, Hugging Face or Neuronpedia."""
+"""`dbksvd export`: a dictionary for SAELens, Hugging Face, Neuronpedia or Delphi."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ def command() -> None:
     dbksvd export saelens run sae --model-name gpt2-small --hook-name blocks.6.hook_resid_post
     dbksvd export hf run folder --repo-id me/gpt2-atoms --license mit
     dbksvd export neuronpedia run folder --codes codes.zarr --model-name gpt2-small
+    dbksvd export delphi codes.zarr folder --hook-name layers.6 --model-name gpt2
     """  # noqa: D301 - click needs the backspace character itself
 
 
@@ -158,6 +159,32 @@ def neuronpedia(run: str, codes: str, path: str, as_json: bool, model: str | Non
     result = export_neuronpedia(run, codes, path, created=created, **options)
     counts = f"{result.n_features} features, {result.n_activations} texts, {result.n_explanations} explanations"
     output.report(asdict(result), as_json, f"{result.path}/{result.source}: {counts}")
+
+
+@command.command("delphi")
+@click.argument("codes", metavar="CODES", type=click.Path())
+@click.argument("path", metavar="OUT", type=click.Path())
+@click.option("--hook-name", required=True, help="Name of the hook in Delphi, such as layers.14.")
+@click.option("--model-name", required=True, help="Model of the activations.")
+@click.option("--store", type=click.Path(), help="The captured store.  [default: the one that was encoded]")
+@click.option("--dataset", default="", help="Name of the texts.")
+@click.option("--n-splits", type=click.IntRange(1), default=5, show_default=True, help="Files of the latents.")
+@click.option("--fill", type=int, default=0, show_default=True, help="Token where a text has no row.")
+@click.option("--force", "overwrite", is_flag=True, help="Replace OUT if it is an earlier export.")
+@output.json_option
+def delphi(codes: str, path: str, store: str | None, as_json: bool, **options: Any) -> None:
+    """Write CODES of tokens as the latent cache OUT, from which Delphi explains and scores latents.
+
+    \b
+    dbksvd export delphi codes.zarr latents --hook-name layers.14 --model-name HuggingFaceTB/SmolLM2-135M
+    """  # noqa: D301 - click needs the backspace character itself
+    from dbksvd_dask.export.delphi import export_delphi
+    from dbksvd_dask.store.codes import codes_attributes
+
+    result = export_delphi(codes, store or codes_attributes(codes)["store"]["path"], path, **options)
+    left = f"; {result.n_negative} negative coefficients left out" if result.n_negative else ""
+    counts = f"{result.n_latents} latents, {result.n_activations} activations on {result.n_texts} texts"
+    output.report(asdict(result), as_json, f"{result.path}: {counts}{left}")
 
 
 def _describe(result: ExportResult) -> str:

@@ -233,7 +233,11 @@ def _plan(
         "products_per_sample": work.passes,
         "memory_bytes": planned.total,
         "memory": planned.describe(),
-        **(_on_cluster(work, trainer, reader, threads) if elsewhere else _on_this_machine(work, trainer, reader)),
+        **(
+            _on_cluster(work, trainer, reader, threads, tasks)
+            if elsewhere
+            else _on_this_machine(work, trainer, reader)
+        ),
     }
 
 
@@ -248,7 +252,7 @@ def _on_this_machine(work: Any, trainer: Any, reader: Any) -> dict[str, Any]:
     }
 
 
-def _on_cluster(work: Any, trainer: Any, reader: Any, threads: list[int]) -> dict[str, Any]:
+def _on_cluster(work: Any, trainer: Any, reader: Any, threads: list[int], tasks: Any) -> dict[str, Any]:
     """Estimate the time of a fit on workers with these threads, and what they send each other."""
     from dask.system import CPU_COUNT
 
@@ -256,17 +260,11 @@ def _on_cluster(work: Any, trainer: Any, reader: Any, threads: list[int]) -> dic
 
     p = trainer.params
     workers = estimate.Workers(len(threads), sum(threads) // len(threads))
-    chunks = -(-trainer.stream.rows_per_batch // p.chunk_size)
-    batch = estimate.BatchShape(chunks, p.n_rounds, p.lanczos_steps, work.n_features * trainer.dtype.itemsize)
+    atom_bytes = work.n_features * trainer.dtype.itemsize
+    batch = estimate.BatchShape(tasks.chunks, p.n_rounds, p.lanczos_steps, atom_bytes, tasks.tasks)
     speed = estimate.product_speed(work.n_features, p.n_atoms, trainer.dtype) / CPU_COUNT
     spent = estimate.cluster_seconds(work, batch, workers, speed, estimate.read_speed(reader))
-    total, advice = sum(threads), None
-    if chunks < total and p.batch_size < total * p.chunk_size:
-        advice = f"only {chunks} of {total} threads get a chunk; --batch-size {total * p.chunk_size} occupies all"
     return {
-        "workers": f"{workers.processes} with {workers.threads} threads each",
-        "chunks_per_batch": chunks,
-        "advice": advice,
         "received_bytes": p.n_iter * estimate.moved_bytes(work, batch, workers),
         "estimated_seconds": sum(spent.values()),
         "estimated_parts": ", ".join(f"{name} {_words.format_seconds(value)}" for name, value in spent.items()),

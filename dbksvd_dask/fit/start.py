@@ -11,7 +11,7 @@ import numpy as np
 from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.graph import load
-from dbksvd_dask.graph.run import current_client, worker_threads
+from dbksvd_dask.graph.run import worker_threads
 from dbksvd_dask.kernels.moments import Moments
 from dbksvd_dask.kernels.scale import rows_near_one, smallest_norm
 from dbksvd_dask.plan import memory, seeds, stream
@@ -102,8 +102,9 @@ def plan_memory(context: Context, n_validation: int, limit: int | None) -> memor
     limit : bytes per worker process, or None
     """
     sizes = _fit_sizes(context, n_validation)
-    processes = memory.uneven_workers(list(worker_threads().values()))
-    together = current_client() is not None and context.place.placement.device == "cpu"
+    threads = worker_threads()
+    processes = memory.uneven_workers(list(threads.values()))
+    together = "" not in threads and context.place.placement.device == "cpu"
     if limit is None:
         return memory.plan_fit(sizes, *processes, together)
     return memory.check_limit(sizes, limit, *processes, together)

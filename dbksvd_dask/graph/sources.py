@@ -75,6 +75,17 @@ class StoreRows:
         """Describe a row by its index and the store's chunk in which it lies."""
         return self.reader.describe_row(int(self.rows[index]))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Send runs of consecutive rows by their ends: a graph refers to every row of two batches."""
+        ends = np.array(stream.runs(self.rows), np.int64).reshape(-1, 2)
+        if ends.size >= self.rows.size:
+            return StoreRows, (self.reader, self.rows)
+        return _rows_of_runs, (self.reader, ends)
+
+
+def _rows_of_runs(reader: RowReader, ends: np.ndarray) -> StoreRows:
+    return StoreRows(reader, np.concatenate([np.arange(a, b, dtype=np.int64) for a, b in ends]))
+
 
 class BlockRows:
     """Rows of a Dask array, computed by tasks of the same graph."""

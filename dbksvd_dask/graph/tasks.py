@@ -1,7 +1,7 @@
 """A graph as a plain dictionary of named tasks, and a home for the tasks of each share of a batch.
 
 `dask.delayed` merges the whole graph so far with every call: 262 tasks of a batch took 1.2 s to build. Here a call
-adds one entry: 3 ms for 342 tasks.
+adds one entry: 2 ms for 280 tasks.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import numpy as np
 
 from dbksvd_dask.plan.memory import BASE_BYTES, gram_bytes, tile_bytes
 from dbksvd_dask.plan.screening import n_passes
+from dbksvd_dask.plan.shares import ExchangeCost, computes_gram_alone, exchange_cost, plan_shares
 from dbksvd_dask.store.paths import PathLike
 
 # Python with NumPy, Zarr and what import and shuffle need, before any data; a process that also loads the kernels
@@ -167,11 +168,13 @@ class Workers(NamedTuple):
     threads: int
 
 
-# What is assumed of a cluster, as in docs/scaling.md: bytes per second of a worker's network, seconds from the end
-# of a task to the start of one that waited for it elsewhere, and seconds of the scheduler per task.
-NETWORK_SPEED, HOP_SECONDS, TASK_SECONDS = 1.0e9, 0.01, 0.0005
+# Assumed of a cluster: bytes per second of a worker's network. Measured by benchmarks.cluster_overhead with two
+# workers (docs/scaling.md): seconds of waiting from the end of a task to the start of one that needs it elsewhere,
+# and processor seconds per task of the scheduler and of the worker.
+NETWORK_SPEED, HOP_SECONDS, TASK_SECONDS, WORKER_SECONDS = 1.0e9, 0.0023, 0.00045, 0.0015
 ASSUMED = (
-    "cores as fast as those of this machine, 1 GB/s per worker, 10 ms per hop, 0.5 ms of the scheduler per task"
+    "cores as fast as those of this machine, 1 GB/s per worker, 2.3 ms per hop, 0.45 ms of the scheduler and "
+    "1.5 ms of a worker per task"
 )
 
 
@@ -182,21 +185,36 @@ class BatchShape(NamedTuple):
     n_rounds: int
     lanczos_steps: int
     atom_bytes: int  # of one atom
+    n_tasks: int
+
+
+def _exchange(batch: BatchShape, workers: Workers) -> ExchangeCost:
+    """Return what one exchange of sums takes."""
+    threads = {f"{i:06d}": workers.threads for i in range(workers.processes)}
+    return exchange_cost(plan_shares(batch.n_chunks, threads))
 
 
 def moved_bytes(work: FitWork, batch: BatchShape, workers: Workers) -> int:
-    """Return the bytes that each worker receives in one batch: dictionary, gram, sums and new atoms.
+    """Return the bytes that the busiest worker receives in one batch: dictionary, gram, sums and new atoms.
 
     Examples
     --------
-    >>> work, batch = FitWork(768, 4096, 1, 65536, 0, 0, 2), BatchShape(8, 8, 2, 3072)
+    >>> work, batch = FitWork(768, 4096, 1, 65536, 0, 0, 2), BatchShape(8, 8, 2, 3072, 120)
     >>> moved_bytes(work, batch, Workers(4, 2)), moved_bytes(work, batch, Workers(1, 8))
-    (96468992, 0)
+    (121634816, 0)
     """
-    if min(workers.processes, batch.n_chunks) == 1:
+    cost = _exchange(batch, workers)
+    if cost.hops == 0:
         return 0
-    gram = work.n_atoms**2 * batch.atom_bytes // work.n_features // 2 if work.gram else 0
-    return (1 + 2 * batch.lanczos_steps) * work.n_atoms * batch.atom_bytes + gram
+    sums = cost.received * batch.lanczos_steps
+    return (1 + sums) * work.n_atoms * batch.atom_bytes + _gram_tiles(work, batch, workers)
+
+
+def _gram_tiles(work: FitWork, batch: BatchShape, workers: Workers) -> int:
+    """Return the bytes of the tiles of a gram that workers share; 0 if each computes all of them."""
+    if not work.gram or computes_gram_alone(work.n_features, workers.threads):
+        return 0
+    return work.n_atoms**2 * batch.atom_bytes // work.n_features // 2
 
 
 def cluster_seconds(
@@ -214,23 +232,24 @@ def cluster_seconds(
     Examples
     --------
     >>> work = FitWork(768, 4096, 10, 655_360, 0, 0, 2)
-    >>> spent = cluster_seconds(work, BatchShape(8, 8, 2, 3072), Workers(4, 2), 5e10, 1e9)
+    >>> spent = cluster_seconds(work, BatchShape(8, 8, 2, 3072, 120), Workers(4, 2), 5e10, 1e9)
     >>> {name: round(seconds, 1) for name, seconds in spent.items()}
-    {'compute': 21.9, 'read': 0.3, 'network': 1.0, 'wait': 7.4, 'scheduler': 1.8}
+    {'compute': 21.9, 'read': 0.3, 'network': 1.5, 'wait': 1.0, 'scheduler': 0.5}
     """
     processes = min(workers.processes, batch.n_chunks)
     slots = min(batch.n_chunks, workers.processes * workers.threads)
     idle = -(-batch.n_chunks // slots) * slots / batch.n_chunks  # threads without a chunk in the last turn
-    depth = (processes - 1).bit_length()
-    hop = HOP_SECONDS + work.n_atoms * batch.atom_bytes / batch.n_rounds / NETWORK_SPEED
-    tasks = batch.n_chunks * (4 + batch.n_rounds * (2 * batch.lanczos_steps + 1))
+    cost, exchanges = _exchange(batch, workers), batch.n_rounds * batch.lanczos_steps
+    sent = (1 + batch.lanczos_steps) * cost.transfers * work.n_atoms * batch.atom_bytes
+    sent += _gram_tiles(work, batch, workers) if cost.hops else 0
+    # sums leave the states by a task of their own, once per round
+    hops = exchanges * cost.hops + batch.n_rounds if cost.hops else 0
     return {
         "compute": ITERATION_RATIO * work.flops / (core_speed * slots) * idle,
         "read": work.read_bytes / (read_speed * processes),
-        "network": work.n_iter * moved_bytes(work, batch, workers) / NETWORK_SPEED,
-        # a sum goes up the tree of workers, the result down again
-        "wait": work.n_iter * batch.n_rounds * batch.lanczos_steps * 2 * depth * hop,
-        "scheduler": work.n_iter * tasks * TASK_SECONDS,
+        "network": work.n_iter * sent / NETWORK_SPEED,
+        "wait": work.n_iter * (hops * HOP_SECONDS + batch.n_tasks / processes * WORKER_SECONDS),
+        "scheduler": work.n_iter * batch.n_tasks * TASK_SECONDS,
     }
 
 

@@ -176,7 +176,11 @@ def test_a_fit_that_needs_more_memory_than_allowed_is_refused_before_it_starts(t
         (("--n-atoms", 24, "--k", 30), 1, "dbksvd: error: --k 30 exceeds --n-atoms 24; use --k <= 24"),
         (("--n-atoms", 24, "--k", 3, "--rtol", -1), 1, "--rtol -1.0 is not a finite number >= 0"),
         (("--n-atoms", 24, "--k", 3, "--encoder", "ols"), 2, "'ols' is not one of 'mp', 'omp'"),
-        (("--n-atoms", 24, "--k", 3, "--validation", "no"), 1, "neither a number of samples nor a store"),
+        (
+            ("--n-atoms", 24, "--k", 3, "--validation", "no"),
+            1,
+            "neither a number of samples nor an existing store",
+        ),
         (("--n-atoms", 24, "--k", 3, "--init", "zeros"), 1, "--init zeros is not known; use 'uniform', 'data'"),
         (("--n-atoms", 24, "--k", 3, "--workers", 2, "--scheduler", "tcp://h:1"), 1, "were both given"),
         (("--n-atoms", 24, "--k", 3, "--tls-cert", "x"), 1, "needs both --tls-ca and --tls-cert"),

@@ -49,9 +49,12 @@ def test_a_plan_for_a_cluster_that_does_not_run(store, capsys):
     size = ("--n-atoms", 64, "--k", 4, "--batch-size", 1600, "--chunk-size", 100)
     _, out, _ = run(capsys, "fit", store, "run", *size, "--plan-workers", "4x8", "--json")
     four = json.loads(out)
-    assert four["workers"] == "4 with 8 threads each"
+    assert (four["workers"], four["threads"]) == (4, 32)
     assert four["chunks_per_batch"] == 16
-    assert four["advice"] == "only 16 of 32 threads get a chunk; --batch-size 3200 occupies all"
+    assert (
+        four["advice"]
+        == "16 of 32 threads have no chunk; use --batch-size 3200 or more, or --chunk-size 50 or less"
+    )
     assert four["received_bytes"] > 0
     _, out, _ = run(capsys, "fit", store, "run", *size, "--plan-workers", "1x16", "--json")
     one = json.loads(out)
@@ -72,7 +75,8 @@ def test_a_plan_for_the_cluster_that_runs(store, capsys):
         at = ("--scheduler", cluster.scheduler_address)
         code, out, _ = run(capsys, "fit", store, "run", "--n-atoms", 64, "--k", 4, "--plan", "--json", *at)
     assert code == 0
-    assert json.loads(out)["workers"] == "2 with 3 threads each"
+    plan = json.loads(out)
+    assert (plan["workers"], plan["threads"]) == (2, 6)
 
 
 def test_an_unquoted_pattern_without_a_store_is_recognised(tmp_path, capsys):

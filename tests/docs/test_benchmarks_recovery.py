@@ -1,12 +1,13 @@
 """The benchmarks of recovery, probing and coherence run at tiny size, so that they cannot rot."""
 
 import argparse
+import json
 
 import numpy as np
 import scipy.sparse as sp
 import zarr
 
-from benchmarks import coherence, compositional, synth_model, synthsaebench, wordnet_probing
+from benchmarks import coherence, compositional, recovery_picture, synth_model, synthsaebench, wordnet_probing
 from dbksvd_dask import DBKSVD
 from tests.naive import kernels
 
@@ -65,6 +66,19 @@ def test_cached_samples_are_not_drawn_again(tmp_path, monkeypatch):
         samples = synth_model.load_samples(tmp_path, "small", 7, 4)
     assert drawn == [7]
     assert samples.test_features.shape == (4, 5)
+
+
+def test_picture_of_recovery_has_a_point_per_l0_with_the_range_over_seeds(tmp_path):
+    row = {"size": "small", "method": recovery_picture.RECOVER, "encode": "plain", "MCC": 0.5, "F1": 0.5}
+    rows = [row | {"k": k, "L0": k + 0.1, "EV": ev} for k, ev in ((6, 0.5), (4, 0.3), (4, 0.4), (4, 0.8))]
+    rows.append(row | {"encode": "staged", "k": 4, "L0": 4.0, "EV": 0.0})
+    (low, high) = recovery_picture.curve(rows, "small", recovery_picture.RECOVER, "EV")
+    np.testing.assert_allclose(low, (4.1, 0.5, 0.3, 0.8))
+    np.testing.assert_allclose(high, (6.1, 0.5, 0.5, 0.5))
+    lines = tmp_path / "rows.jsonl"
+    lines.write_text("\n".join(map(json.dumps, rows)))
+    recovery_picture.main([str(tmp_path / "picture.png"), "--rows", str(lines)])
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_compositional_samples_are_sums_of_few_latents():

@@ -117,6 +117,7 @@ def prepare_report():
 def prepare_stores():
     rows = jobs.made_up(64, 16)
     np.save("activations.npy", rows)
+    write_texts(64)
     Path("shards").mkdir()
     for i in (0, 1):
         save_file({"layer_12": rows, "token_ids": np.arange(64)}, f"shards/{i}.safetensors")

@@ -56,7 +56,7 @@ def test_every_command_and_block_of_the_guide_runs(tmp_path, monkeypatch, capsys
     save_model(tmp_path / "model")
     write_texts(tmp_path)
     lines = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("dbksvd ")]
-    assert len(lines) == 8
+    assert len(lines) == 9
     for line in lines:
         with pytest.raises(SystemExit) as done:
             main(shlex.split(smaller(line))[1:])

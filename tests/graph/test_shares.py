@@ -1,5 +1,6 @@
 """The graph of a batch on workers: one task per worker and phase, the same bits for any number of them."""
 
+import pickle
 import threading
 
 import dask
@@ -13,6 +14,7 @@ from dbksvd_dask.plan import seeds
 from dbksvd_dask.plan.encoder import EncodeSpec
 from dbksvd_dask.plan.groups import plan_groups
 from dbksvd_dask.plan.shares import plan_shares
+from tests.helpers.jobs import write_store
 
 N_CHUNKS = 21
 HOW = {
@@ -157,3 +159,20 @@ def test_a_task_knows_the_threads_of_its_worker():
     how = {"processes": False, "n_workers": 1, "threads_per_worker": 3, "dashboard_address": "127.0.0.1:0"}
     with distributed.Client(**how) as client:
         assert client.submit(threads.own_threads).result() == 3
+
+
+# ---------------------------------------------------------------------------------------------- references
+
+
+@pytest.mark.parametrize(
+    ("rows", "most"),
+    [(np.arange(5000), 1000), (np.r_[200:900, 0:100], 1000), (np.arange(0, 600, 2), 4000), ([], 1000)],
+)
+def test_references_to_consecutive_rows_travel_as_their_ends(tmp_path, rows, most):
+    path = write_store(tmp_path / "store.zarr", np.zeros((5000, 2), np.float32), 500)
+    source, rows = as_source(path, 500), np.asarray(rows, np.int64)
+    reader, ref = pickle.dumps(source.reader), pickle.dumps(source.take(rows))
+    assert len(ref) - len(reader) < most
+    restored = pickle.loads(ref)
+    np.testing.assert_array_equal(restored.rows, rows)
+    assert restored.rows.dtype == np.int64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 from tests.helpers.jobs import ROOT
@@ -16,6 +17,7 @@ def test_every_test_named_in_the_fault_list_exists():
 
 def test_every_row_of_the_fault_list_names_a_test():
     lines = (ROOT / "docs" / "reliability.md").read_text().splitlines()
-    rows = [line for line in lines if line.startswith("| ") and not line.startswith("| what happens")]
+    heads = {line for line, below in itertools.pairwise(lines) if below.startswith("|---")}
+    rows = [line for line in lines if line.startswith("| ") and line not in heads]
     assert rows
     assert all("::test_" in row for row in rows)

@@ -1,4 +1,4 @@
-// A table that draws only the rows in sight, so that 16,384 rows scroll like 16.
+// A table that draws only the rows in sight, so that 65,536 rows scroll like 16.
 
 const cellClass = column => [column.number ? 'num' : '', column.phone ? '' : 'wide-only'].join(' ').trim() || null;
 
