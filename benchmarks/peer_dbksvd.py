@@ -1,4 +1,4 @@
-"""DB-KSVD of this package: as documented, other starts, other encoder, smaller batches, Matryoshka groups."""
+"""DB-KSVD of this package: its defaults, another start, other encoder, smaller batches, Matryoshka groups."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dbksvd_dask.plan.params import FitParams
 def train(recorder: Recorder, **params: Any) -> None:
     """Fit with one thread, as every other peer; the estimator's own loop, one outer batch at a time."""
     problem = recorder.problem
-    given = {**DOCUMENTED, "validation": 0, "center": False, "seed": problem.seed, "device": "cpu", **params}
+    given = {"validation": 0, "center": False, "seed": problem.seed, "device": "cpu", **params}
     checked = FitParams.checked(n_atoms=problem.n_atoms, k=problem.k, **given)
     trainer = Trainer(ArraySource(problem.train, checked.chunk_size), checked)
     recorder.notes |= {"batch_size": trainer.stream.rows_per_batch, "params": params}
@@ -29,7 +29,7 @@ def train(recorder: Recorder, **params: Any) -> None:
 
 
 def plain(recorder: Recorder) -> None:
-    """As documented: random first atoms."""
+    """The defaults."""
     train(recorder)
 
 
@@ -43,9 +43,9 @@ def whole_batches(recorder: Recorder) -> None:
     train(recorder, warm_up=False)
 
 
-def from_data(recorder: Recorder) -> None:
-    """The first atoms are rows of the data, as those of most peers are: today's default."""
-    train(recorder, init="data")
+def random_start(recorder: Recorder) -> None:
+    """The first atoms are random, with 8 rounds and 2 Lanczos steps: the defaults of older tables."""
+    train(recorder, **DOCUMENTED)
 
 
 def orthogonal(recorder: Recorder) -> None:

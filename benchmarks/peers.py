@@ -42,7 +42,7 @@ from benchmarks.peer_base import Peer, run
 # name: (function, distribution it needs, share of the budget)
 PEERS: dict[str, tuple[Peer, str | None, float]] = {
     "DB-KSVD": (peer_dbksvd.plain, None, 1.0),
-    "DB-KSVD, init data": (peer_dbksvd.from_data, None, 1.0),
+    "DB-KSVD, random start": (peer_dbksvd.random_start, None, 1.0),
     "DB-KSVD, no warm-up": (peer_dbksvd.whole_batches, None, 1.0),
     "DB-KSVD, batches of 16,384": (peer_dbksvd.small_batches, None, 1.0),
     "DB-KSVD, encoder omp": (peer_dbksvd.orthogonal, None, 1.0),
