@@ -82,7 +82,8 @@ def graph_of(sizes: Batch, shares: list[Share]) -> Any:
 def crossings(graph: Any) -> Counter[str]:
     """Results of a graph that another worker receives, by the label of the task that gave them.
 
-    A worker that has received a result keeps it for its other tasks.
+    A worker that has received a result keeps it for its other tasks. Data of the graph begins with one of those
+    that are counted.
     """
     layers = list(graph.dask.layers.values())
     home = layers[0].annotations["workers"] if layers[0].annotations else lambda key: []
@@ -90,7 +91,7 @@ def crossings(graph: Any) -> Counter[str]:
         (used, home(key)[0])
         for key, task in dict(graph.__dask_graph__()).items()
         for used in task.dependencies
-        if home(key) and home(used) and home(key) != home(used)
+        if home(key) and home(key) != home(used)
     }
     return Counter(key_split(key) for key, _ in seen)
 
@@ -114,7 +115,7 @@ def bytes_moved(sizes: Batch, workers: int, threads: int = 8) -> Moved:
     down = sum(n for label, n in moved.items() if label in ("round", "copied-round", "lanczos-step"))
     down += moved["copied-lanczos-step"]
     return Moved(
-        dictionary=(moved["setting"] + moved["setting-copy"] + moved["copied-setting-copy"]) * whole,
+        dictionary=(moved["setting"] - 1 + moved["setting-copy"] + moved["copied-setting-copy"]) * whole,
         gram=moved["gram-tiles"] * _tile_bytes(sizes) // together,
         sums=(up + across) * nodes * sizes.round_bytes,
         broadcasts=down * sizes.round_bytes,

@@ -90,8 +90,9 @@ class Tasks:
         long (35 ms for 12 MB on two local workers), and a value scattered to a worker is lost with it.
         """
         key = f"{label}-{self._prefix}"
-        self.graph[key] = DataNode(key, value)
-        self._place(key, 0)
+        self.graph[key] = DataNode(
+            key, value
+        )  # has no home: without any worker, Dask would wait for that very one
         return TaskRef(key)
 
     def finish(self, result: TaskRef) -> Delayed:

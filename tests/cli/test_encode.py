@@ -42,6 +42,7 @@ def test_every_parameter_of_the_library_is_an_option_with_its_default():
         "tls_key",
         "as_json",
         "show_plan",
+        "status",
         "log",
     ):
         del handed[name]

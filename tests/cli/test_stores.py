@@ -136,7 +136,7 @@ def test_every_option_is_a_parameter_of_the_library():
     from dbksvd_dask.cli.shuffle import command as shuffle_command
 
     for command, function in ((import_command, import_activations), (shuffle_command, shuffle_activations)):
-        options = {p.name for p in command.params} - {"as_json", "show_plan", "log"}
+        options = {p.name for p in command.params} - {"as_json", "show_plan", "log", "status"}
         assert options == set(inspect.signature(function).parameters) - {"callbacks", "verbose"}
 
 

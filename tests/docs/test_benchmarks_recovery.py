@@ -7,7 +7,15 @@ import numpy as np
 import scipy.sparse as sp
 import zarr
 
-from benchmarks import coherence, compositional, recovery_picture, synth_model, synthsaebench, wordnet_probing
+from benchmarks import (
+    coherence,
+    compositional,
+    recovery_picture,
+    stability,
+    synth_model,
+    synthsaebench,
+    wordnet_probing,
+)
 from dbksvd_dask import DBKSVD
 from tests.naive import kernels
 
@@ -79,6 +87,26 @@ def test_picture_of_recovery_has_a_point_per_l0_with_the_range_over_seeds(tmp_pa
     lines.write_text("\n".join(map(json.dumps, rows)))
     recovery_picture.main([str(tmp_path / "picture.png"), "--rows", str(lines)])
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_alike_is_one_for_the_same_atoms_in_any_order_and_sign(rng):
+    D = kernels.unit_rows(rng.standard_normal((12, 30)))
+    cosine, shared = stability.alike(D, -D[::-1])
+    assert (round(cosine, 9), shared) == (1, 1)
+    cosine, shared = stability.alike(D, np.concatenate([D[:6], kernels.unit_rows(rng.standard_normal((6, 30)))]))
+    assert 0.5 < cosine < 0.9
+    assert shared == 0.5
+
+
+def test_stability_has_a_row_per_recipe(rng, monkeypatch, tmp_path, capsys):
+    Y = rng.standard_normal((600, 12)).astype(np.float32)
+    monkeypatch.setattr(stability, "load_samples", lambda *a: argparse.Namespace(train=Y))
+    small = synth_model.Size(40, 12, 4, 20, (2,), 600, 10)
+    monkeypatch.setattr(stability, "SIZES", {"small": small})
+    stability.main(["--cache", str(tmp_path), "--k", "2", "--recipes", "reconstruct", "read"])
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("| 0 | reconstruct | 0.") for line in lines)
+    assert any(line.startswith("| 0 | read | 0.") for line in lines)
 
 
 def test_compositional_samples_are_sums_of_few_latents():

@@ -37,6 +37,7 @@ SMALLER = {
     "20_000": "2_000",
     "n_atoms=1024, k=16": "n_atoms=32, k=4",
     "DBKSVD(1000, 10,": "DBKSVD(24, 3,",
+    "DBKSVD(1000, 20,": "DBKSVD(24, 6,",
     "n_iter=60": "n_iter=2",
     "n_iter=30": "n_iter=2",
     "--n-atoms 4096": "--n-atoms 32 --n-iter 2",

@@ -109,6 +109,16 @@ def test_no_worker_serves_or_hears_all_others(workers):
     assert max(map(len, senders.values())) <= max(4, 2 * workers**0.5)
 
 
+@pytest.mark.parametrize("workers", [1, 4, 16])
+def test_tasks_that_need_nothing_have_no_home(workers):
+    """After all workers have been lost, Dask would wait for the very worker that was the home of such a task."""
+    graph = graph_of(np.ones((8 * workers, 2), np.float32), spec_of(chunk=1), workers)
+    (layer,) = graph.dask.layers.values()
+    roots = [key for key, task in dict(graph.__dask_graph__()).items() if not task.dependencies]
+    assert roots
+    assert not any(layer.annotations["workers"](key) for key in roots)
+
+
 def test_an_error_names_the_row_and_ends_the_task(samples):
     samples[57, 3] = np.nan
     with pytest.raises(InputError, match=r"sample 57 \(chunk 5, row 7 in it\) has NaN or infinity"):

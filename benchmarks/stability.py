@@ -1,0 +1,83 @@
+"""How alike two dictionaries of the same recipe are: of two seeds, and of two halves of the data.
+
+    python -m benchmarks.stability --cache CACHE --threads 1
+
+Samples are those of a small SynthSAEBench model (`benchmarks.synth_model`). "cosine" is the mean over the atoms of
+either dictionary of the largest absolute cosine with an atom of the other, "shared" the share of atoms for which
+it exceeds 0.9. Needs the extra `synth`, to draw the samples.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import common
+from benchmarks.common import Stopwatch, markdown
+from benchmarks.synth_model import SIZES, load_samples
+from dbksvd_dask import DBKSVD
+
+RECIPES = ("reconstruct", "recover", "read")
+SHARED = 0.9
+BATCH_ROWS = 20_000
+# of the draw of the halves
+HALVES_SEED = 5
+
+
+def alike(D: np.ndarray, E: np.ndarray) -> tuple[float, float]:
+    """Return the mean largest cosine of atoms with the other dictionary, and the share of atoms in both."""
+    cosine = np.abs(D @ E.T)
+    best = np.concatenate([cosine.max(axis=1), cosine.max(axis=0)])
+    return float(best.mean()), float((best > SHARED).mean())
+
+
+def compare(recipe: str, Y: np.ndarray, n_atoms: int, k: int) -> dict[str, Any]:
+    """Fit a recipe with two seeds and on two halves, and compare."""
+
+    def atoms(rows: np.ndarray, seed: int) -> np.ndarray:
+        how = {"seed": seed, "batch_size": BATCH_ROWS, "validation": 0}
+        return np.asarray(DBKSVD.recipe(recipe, n_atoms, k, **how).fit(rows).components_)
+
+    order = np.random.default_rng(HALVES_SEED).permutation(len(Y))
+    clock = Stopwatch()
+    clock.start()
+    seeds = alike(atoms(Y, 0), atoms(Y, 1))
+    halves = alike(*(atoms(Y[np.sort(half)], 0) for half in np.array_split(order, 2)))
+    clock.stop()
+    names = ("seeds_cosine", "seeds_shared", "halves_cosine", "halves_shared")
+    return {"recipe": recipe, **dict(zip(names, (*seeds, *halves), strict=True)), "seconds": clock.cpu}
+
+
+def run(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield one row per model and recipe."""
+    for seed in args.seeds:
+        Y = np.array(load_samples(args.cache, "small", seed).train)
+        for recipe in args.recipes:
+            yield {"seed": seed, "k": args.k} | compare(recipe, Y, SIZES["small"].n_atoms, args.k)
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Lay out the rows as Markdown."""
+    header = ["model", "recipe", "two seeds: cosine", "shared", "two halves: cosine", "shared"]
+    names = ("seeds_cosine", "seeds_shared", "halves_cosine", "halves_shared")
+    return markdown(header, [[r["seed"], r["recipe"], *(f"{r[name]:.3f}" for name in names)] for r in rows])
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Read the command line, run, print the table."""
+    parser = argparse.ArgumentParser(description="Agreement of dictionaries between seeds and halves of the data.")
+    parser.add_argument("--cache", type=Path, required=True, help="folder that keeps the drawn samples")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of the models that make the data")
+    parser.add_argument("--recipes", nargs="+", default=list(RECIPES))
+    parser.add_argument("--k", type=int, default=6)
+    common.add_row_output(parser)
+    args = parser.parse_args(argv)
+    common.emit_rows(run(args), args, table)
+
+
+if __name__ == "__main__":
+    main()
