@@ -100,7 +100,7 @@ def _slept(function: Callable[..., Any], seconds: Callable[..., float]) -> Calla
 
 def _gram_slept(seconds: float) -> Callable[..., Any]:
     @functools.wraps(load._gram)
-    def gram(D: np.ndarray, pairs: Any) -> np.ndarray:
+    def gram(D: np.ndarray, pairs: Any, compact: bool) -> np.ndarray:
         time.sleep(seconds)
         return np.zeros((1, 1), D.dtype)
 

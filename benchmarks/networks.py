@@ -239,14 +239,15 @@ def _parser() -> argparse.ArgumentParser:
     add("--seeds", type=int, nargs="+", default=[0], help="two or more for stability (default: 0)")
     add("--parts", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=", ".join(PARTS))
     for name, what in (
-        ("rows", "training rows"),
-        ("n-atoms", "atoms"),
-        ("n-iter", "outer batches of our fits"),
-        ("sae-steps", "batches of 1024 rows of an autoencoder"),
-        ("sae-trial-steps", "the same of each trial of a learning rate"),
-        ("loss-tokens", "tokens of the loss recovered"),
+        ("--rows", "training rows"),
+        ("--n-atoms", "atoms"),
+        ("--n-iter", "outer batches of our fits"),
+        ("--sae-steps", "batches of 1024 rows of an autoencoder"),
+        ("--sae-trial-steps", "the same of each trial of a learning rate"),
+        ("--loss-tokens", "tokens of the loss recovered"),
     ):
-        add(f"--{name}", type=int, help=f"{what} (default: {getattr(SIZES['full'], name.replace('-', '_'))})")
+        default = getattr(SIZES["full"], name[2:].replace("-", "_"))
+        add(name, type=int, help=f"{what} (default: {default})")
     add("--rate", type=float, help="learning rate of the autoencoders (default: the best of short TopK runs)")
     add("--out", type=Path, default=Path("networks.jsonl"), help="results (default: %(default)s)")
     return parser

@@ -1,12 +1,13 @@
 """The state of a fit or a job in one small file, for whoever watches many of them.
 
-A fit keeps ``RUN/status.json`` up to date; commands write one with ``--status FILE``. It is replaced as a whole,
+A fit keeps ``RUN/status.json`` up to date; any other job keeps one with a `StatusFile`. It is replaced as a whole,
 at most every few seconds and at the end, so that a reader always finds valid JSON. `prometheus` turns such files
 into the text that Prometheus collects.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
@@ -91,13 +92,20 @@ class StatusFile:
     ) -> None:
         if error is None:
             self._fields |= {"state": FINISHED, "seconds_left": 0.0}
-        elif self._fields["state"] == RUNNING:
+            self._write_or_warn()
+            return
+        if self._fields["state"] == RUNNING:
             self._fields |= {"state": STOPPED, "message": " ".join(str(error).split()) or type(error).__name__}
-        self._write_or_warn()
+        self._write_last()
 
     def _write_or_warn(self) -> None:
         """Write the file; an error is logged and never ends a run."""
         events.emit([lambda _: self.write()], events.Event())
+
+    def _write_last(self) -> None:
+        """Write the file after an error; on a full disk, that error says enough."""
+        with contextlib.suppress(OSError):
+            self.write()
 
     def __call__(self, event: events.Event) -> None:
         """Take an event, and write the file if it is due or nothing follows."""
@@ -108,8 +116,11 @@ class StatusFile:
             self._take_start(event)
         else:
             self._take_fit(event)
-        ends = isinstance(event, events.FitStarted | events.FitFinished | events.FitStopped)
-        if ends or self._clock() - self._written >= self._every:
+        if isinstance(event, events.FitStopped):
+            self._write_last()
+        elif isinstance(event, events.FitStarted | events.FitFinished):
+            self.write()
+        elif self._clock() - self._written >= self._every:
             self.write()
 
     def _take_start(self, event: events.FitStarted) -> None:

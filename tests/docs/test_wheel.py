@@ -15,7 +15,14 @@ from tests.helpers import jobs
 
 pytestmark = pytest.mark.slow
 
-SCRIPTS = ("fit_and_encode", "gpu_workers", "image_patches", "lm_activations", "text_activations")
+SCRIPTS = (
+    "fit_and_encode",
+    "gpu_workers",
+    "image_features",
+    "image_patches",
+    "lm_activations",
+    "text_activations",
+)
 # `python -m NAME --help` for every name, in one process: the libraries load once.
 EVERY_HELP = """
 import contextlib, runpy, sys

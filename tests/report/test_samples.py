@@ -95,7 +95,7 @@ def test_texts_of_a_shuffled_store_follow_their_samples(tmp_path):
 
 def test_a_store_that_does_not_say_what_it_holds_is_refused(tmp_path):
     store = write_store(tmp_path / "s.zarr", np.ones((3, 4), np.float32), {}, {"texts": "gone.txt"})
-    with pytest.raises(InputError, match=r"gone.txt is not beside it .* give a text file .* image_shape"):
+    with pytest.raises(InputError, match=r"gone.txt is not beside it.* give samples=FILE .* image_shape"):
         open_samples(store, 3)
 
 
