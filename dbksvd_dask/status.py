@@ -69,9 +69,7 @@ class StatusFile:
         self._every = every if every is not None else EVERY_REMOTE if paths.is_remote(self.path) else EVERY
         self._clock, self._now = clock, now
         self._view = Snapshot()
-        self._first: dict[
-            str, tuple[float, int]
-        ] = {}  # of each job: when it was first heard of, and how far it was
+        self._first: dict[str, tuple[float, int]] = {}  # by job: time and progress at its first event
         self._written = -math.inf
         self._fields: dict[str, Any] = {
             "format": FORMAT,

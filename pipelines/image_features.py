@@ -184,7 +184,7 @@ def write_store(
 
 
 def write_pictures(store: str, pictures: Pictures) -> Path:
-    """Write the pictures beside a store, unless these very ones are there; return the file."""
+    """Write the pictures beside a store, unless they are already there; return the file."""
     path = Path(store).with_name(Path(store).name.removesuffix(".zarr") + "-pictures.npy")
     if path.exists() and np.array_equal(np.load(path, mmap_mode="r"), pictures.pixels):
         return path

@@ -1,4 +1,4 @@
-"""Absorption: whether the atom of a class stays silent where a more special atom speaks for the class.
+"""Absorption: whether the atom of a class stays inactive where a more specific atom stands in for it.
 
 An atom for "begins with s" that is active on most words with s, but not on "short" because the atom of "short" has
 taken its direction in, is absorbed there: nobody who reads the atom of the class would know of the exception.
@@ -64,7 +64,7 @@ class Absorption:
     fraction : float64 ndarray of shape (n,)
         Mean share of the projection that other atoms carry.
     full : float64 ndarray of shape (n,)
-        Share of the samples on which the atoms of the class are silent and one other atom speaks for them.
+        Share of the samples on which the atoms of the class are inactive and one other atom stands in for them.
     n_samples : int64 ndarray of shape (n,)
         Test samples that count.
     atoms : tuple of int64 ndarray
@@ -214,7 +214,7 @@ def class_atoms(
     columns, side = X[:, candidates].toarray(), positive[train]
     weight = _balanced(side)
     lasso = fit_lasso(columns[train], side, weight=weight, C=1.0 / (DECAY * len(side)))
-    # an atom speaks for the class where it is active in it: with codes of one sign, where its weight is positive
+    # an atom is evidence for the class where it is active in it: with codes of one sign, where its weight is positive
     evidence = lasso.coef * columns[train][side].mean(axis=0)
     order = np.argsort(np.where(evidence > 0, -np.abs(lasso.coef), np.inf), kind="stable")[:max_split]
     best, kept = -np.inf, 0

@@ -49,7 +49,9 @@ class Context:
         self, source: Source, params: FitParams, n_held: int, callbacks: Sequence[events.Callback]
     ) -> None:
         self.source, self.callbacks = source, tuple(callbacks)
-        self.status: events.Callback | None = None  # told of everything but rounds, which cost a little to count
+        self.status: events.Callback | None = (
+            None  # called with every event but rounds, which cost a little to count
+        )
         self.dtype = working_dtype(source.dtype)
         self._fit = uuid.uuid4().hex  # identifies this fit among those of the process
         first = params.first_rows

@@ -2,7 +2,7 @@
 
 A Zarr group with `dictionary` (atom, feature) and `mean` (feature,), and in its attributes the format, the
 parameters, the source, the iteration and the history; nothing is pickled. On a remote, which has no rename, the
-attributes come last: without them it is no dictionary.
+attributes come last: without them a folder is not a dictionary.
 """
 
 from __future__ import annotations
