@@ -214,7 +214,7 @@ def class_atoms(
     columns, side = X[:, candidates].toarray(), positive[train]
     weight = _balanced(side)
     lasso = fit_lasso(columns[train], side, weight=weight, C=1.0 / (DECAY * len(side)))
-    # an atom is evidence for the class where it is active in it: with codes of one sign, where its weight is positive
+    # an atom is evidence for the class where it is active in it: with codes of one sign, if its weight is positive
     evidence = lasso.coef * columns[train][side].mean(axis=0)
     order = np.argsort(np.where(evidence > 0, -np.abs(lasso.coef), np.inf), kind="stable")[:max_split]
     best, kept = -np.inf, 0
