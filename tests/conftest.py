@@ -23,9 +23,15 @@ MARKS = {
 }
 
 
+# Folders whose tests run commands, guides and benchmarks as a whole: left out of `make test-fast`.
+WHOLE_PROGRAMS = ("docs", "promises")
+
+
 def pytest_collection_modifyitems(items):
     """Mark, and put what takes long first, so that no process is left alone with it at the end."""
     for item in items:
+        if item.path.parent.name in WHOLE_PROGRAMS:
+            item.add_marker(pytest.mark.slow)
         for name in MARKS.keys() & set(getattr(item, "fixturenames", ())):
             item.add_marker(MARKS[name])
     items.sort(key=lambda item: not any(item.get_closest_marker(name) for name in ("slow", "cluster")))
