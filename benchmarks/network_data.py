@@ -241,7 +241,9 @@ def prepare(options: argparse.Namespace) -> Prepared:
     if options.words:
         capture_letters(fast, data, options.words)
     if options.task_rows:
-        files = task_files()[: options.tasks]
+        every = task_files()
+        # evenly over the list, which is sorted by subject
+        files = [every[i] for i in np.unique(np.linspace(0, len(every) - 1, options.tasks).round().astype(int))]
         for done, file in enumerate(capture_tasks(fast, data, files, options.task_rows), 1):
             print(f"{done} of {len(files)}: {file.name}", file=sys.stderr, flush=True)
     return data
