@@ -119,6 +119,12 @@ def prepare(raw: Any, mean: np.ndarray | None, dtype: Any) -> np.ndarray:
         return np.ascontiguousarray(np.subtract(raw, mean, dtype=dtype))
 
 
+@one_blas_thread
+def whiten(Y: np.ndarray, forward: np.ndarray) -> np.ndarray:
+    """Return samples in whitened coordinates, see `kernels.whiten`: (n, d)."""
+    return np.dot(Y, forward)
+
+
 def squared_norms(Y: np.ndarray) -> np.ndarray:
     """Return the squared norm of each row in float64: (n,)."""
     return products.squared_norms(Y)
