@@ -40,9 +40,11 @@ def test_probing_finds_the_categories(rng):
     tags = np.repeat([0, 1, 2], 100)
     Y = (np.eye(3, 12)[tags] * 4 + rng.standard_normal((300, 12))).astype(np.float32)
     args = argparse.Namespace(atoms=64, k=8, n_iter=2, only=["DB-KSVD, non-negative"])
-    ((name, codes, seconds),) = wordnet_probing.dictionaries(Y, args, 0)
-    row = {"method": name, "seconds": seconds} | wordnet_probing.row_of(codes, tags, 0)
+    (found,) = wordnet_probing.dictionaries(Y, args, 0)
+    row = {"method": found.name, "seconds": found.seconds} | wordnet_probing.row_of(found.codes, tags, 0)
+    row["VE"] = found.variance_explained(Y)
     assert row["k_sp=5"] > 0.7
+    assert 0.5 < row["VE"] < 1
     assert "DB-KSVD, non-negative, plain | 1" in wordnet_probing.table([row])
 
 
