@@ -3,10 +3,11 @@
     python -m benchmarks.synthsaebench --size small --seeds 0 1 2 --cache CACHE --json results.jsonl
 
 For each seed (of the model that makes the data, of the samples and of the training) and each L0: plain, Matryoshka
-and growing DB-KSVD, signed and non-negative, and the recipes, against BatchTopK and Matryoshka SAEs that sae-lens trains on the
-same rows. The scorer is sae-lens' own. Nobody sees labels: everyone has a threshold that training has brought to
-the wanted mean number of nonzeros (a BatchTopK SAE its running threshold, DB-KSVD ``sparsity="mean"``), and is
-scored at the L0 that it then has on the test rows. Seconds are processor seconds. Needs the extra `synth`.
+and growing DB-KSVD, signed and non-negative, and the recipes with their own encoding and in one linear step,
+against BatchTopK and Matryoshka SAEs that sae-lens trains on the same rows. The scorer is sae-lens' own. Nobody
+sees labels: everyone has a threshold that training has brought to the wanted mean number of nonzeros (a BatchTopK
+SAE its running threshold, DB-KSVD ``sparsity="mean"``), and is scored at the L0 that it then has on the test rows.
+Seconds are processor seconds. Needs the extra `synth`.
 """
 
 from __future__ import annotations
