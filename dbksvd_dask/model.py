@@ -270,7 +270,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         --------
         >>> from dbksvd_dask import DBKSVD
         >>> DBKSVD.recipe("read", n_atoms=64, k=8, seed=3)
-        DBKSVD(encode='staged', groups=(16, 16, 32), k=8, n_atoms=64, nonneg=True, seed=3)  # recipe 'read'
+        DBKSVD(encode='staged', groups=(16, 48), k=8, n_atoms=64, nonneg=True, seed=3, whiten=0.5)  # recipe 'read'
         """
         find_recipe(name)
         n_atoms = check_integer("n_atoms", n_atoms, 1)
