@@ -95,12 +95,14 @@ class Trainer:
         spec, iteration = self.policy.batch_spec(state), state.iteration
         ahead = extrapolated(state.atoms, state.previous, self.policy.momentum)
 
-        def run() -> batch.BatchResult:
-            graph = batch.build_batch(self.source, rows, ahead, state.mean, spec, iteration, upcoming)
+        def run(by_tasks: bool | None = None) -> batch.BatchResult:
+            graph = batch.build_batch(
+                self.source, rows, ahead, state.mean, spec, iteration, upcoming, by_tasks=by_tasks
+            )
             self.context.emit(events.BatchStarted(iteration, batch.count_tasks(graph)))
             return batch.run_batch(graph, round_counter(self.context, spec, iteration))
 
-        return self.context.attempt(run, iteration)
+        return self.context.attempt(batch.safer_again(run), iteration)
 
     def run(self, state: Dictionary, on_state: Callable[[Dictionary], None] | None = None) -> Dictionary:
         """Run the remaining iterations; call `on_state` with the state after each."""
