@@ -112,8 +112,10 @@ def task_files() -> list[Path]:
     if folder is None:
         raise StoreError("no package sae_probes; pip install --no-deps sae-probes")
     import pandas as pd
+    import pyarrow as pa
 
-    listed = pd.read_csv(folder / "data" / "probing_datasets_MASTER.csv.zst", compression="zstd")
+    with pa.input_stream(str(folder / "data" / "probing_datasets_MASTER.csv.zst"), compression="zstd") as stream:
+        listed = pd.read_csv(stream)
     names = listed.loc[listed["Data type"] == "Binary Classification", "Dataset save name"]
     return [folder / "data" / f"{name}.zst" for name in names]
 
@@ -200,6 +202,12 @@ def capture_letters(model: Any, data: Prepared, n_words: int, seed: int = 42) ->
     return once(data.letters, write)
 
 
+def difference(exact: Any, fast: Any, hook: str, texts: list[str]) -> float:
+    """Return how far two forms of a model are apart at the last tokens of texts: a share of the variance."""
+    rows, other = (lm.prompt_activations(model, texts, hook) for model in (exact, fast))
+    return float(np.sum((other - rows) ** 2) / np.sum((rows - rows.mean(axis=0)) ** 2))
+
+
 # -- command line ----------------------------------------------------------------------------------------
 
 
@@ -227,19 +235,26 @@ def prepare(options: argparse.Namespace) -> Prepared:
     data = Prepared(options.folder, options.hook)
     texts = lm.read_texts(options.texts, column="text") if options.texts else packaged_texts()
     train, held_out = split_texts(texts, data.folder)
-    model = lm.open_model(model_path(options))
-    for path, store, n_tokens in (
-        (held_out, data.held_out, options.held_out),
-        (train, data.train, options.tokens),
+    exact = lm.open_model(model_path(options))
+    fast = exact if options.dtype == "float32" else lm.open_model(model_path(options), dtype=options.dtype)
+    if options.difference:
+        given = lm.read_texts(held_out, column="text").texts[: options.difference]
+        print(f"{options.dtype} against float32: {difference(exact, fast, data.hook, given):.2g} of the variance")
+        return data
+    for model, path, store, n_tokens in (
+        (exact, held_out, data.held_out, options.held_out),
+        (fast, train, data.train, options.tokens),
     ):
-        how = {"context": CONTEXT, "n_tokens": n_tokens}
+        how = {"context": CONTEXT, "n_tokens": n_tokens, "batch_tokens": options.batch_tokens}
         with watching(False) as callbacks:
             lm.capture_activations(model, path, store.parent, [data.hook], callbacks=callbacks, **how)
     if options.words:
-        capture_letters(model, data, options.words)
+        capture_letters(fast, data, options.words)
     if options.task_rows:
-        files = task_files()[: options.tasks]
-        for done, file in enumerate(capture_tasks(model, data, files, options.task_rows), 1):
+        every = task_files()
+        # evenly over the list, which is sorted by subject
+        files = [every[i] for i in np.unique(np.linspace(0, len(every) - 1, options.tasks).round().astype(int))]
+        for done, file in enumerate(capture_tasks(fast, data, files, options.task_rows), 1):
             print(f"{done} of {len(files)}: {file.name}", file=sys.stderr, flush=True)
     return data
 
@@ -255,6 +270,19 @@ def main(argv: list[str] | None = None) -> Prepared:
     parser.add_argument("--texts", help="as for dbksvd capture (default: all corpora that are installed)")
     parser.add_argument("--tokens", type=int, default=500_000, help="to train on (default: %(default)s)")
     parser.add_argument("--held-out", type=int, default=20_000, help="tokens to score on (default: %(default)s)")
+    parser.add_argument("--batch-tokens", type=int, default=1024, help="of one pass (default: %(default)s)")
+    parser.add_argument(
+        "--dtype",
+        default="float32",
+        choices=("float32", "bfloat16"),
+        help="of the model for all but the held-out tokens; bfloat16 is faster where the processor has it",
+    )
+    parser.add_argument(
+        "--difference",
+        type=int,
+        metavar="TEXTS",
+        help="only say how far --dtype is from float32 on held-out texts",
+    )
     parser.add_argument("--words", type=int, default=3000, help="for first letters; 0 for none")
     parser.add_argument("--tasks", type=int, default=113, help="probing tasks (default: %(default)s)")
     parser.add_argument("--task-rows", type=int, default=300, help="prompts of each task; 0 for none")

@@ -131,6 +131,7 @@ def absorbing(subject: Subject, data: Prepared) -> dict[str, Any]:
         "letter_f1": float(found.f1.mean()),
         "letter_atoms": found.mean_split,
         "letters": len(found.classes),
+        "letter_probe_f1": float(found.probe_f1.mean()),
         "words": int(found.n_samples.sum()),
     }
 

@@ -4,6 +4,9 @@ The encoder is one linear map; the k largest activations of a sample stay, or as
 (BatchTopK, arXiv 2412.06410). Decoder rows have unit norm. Latents that have not fired for a while reconstruct the
 residual (the auxiliary loss of "Scaling and evaluating sparse autoencoders"); the Matryoshka form (arXiv
 2503.17547) adds the reconstruction by every prefix of the latents.
+
+`TopKSAE.loss` defines what is minimised; training takes its gradient from `benchmarks.sae_step`, which is faster
+than automatic differentiation because it knows which latents have one.
 """
 
 from __future__ import annotations
@@ -14,13 +17,14 @@ import numpy as np
 import torch
 from torch import nn
 
-# A latent is dead when it has not fired for this many samples; of the dead ones, this many times k are used.
-DEAD_AFTER = 50_000
-AUX_LATENTS_PER_K = 8
-AUX_WEIGHT = 1 / 32
+from benchmarks import sae_step
+from benchmarks.sae_step import AUX_LATENTS_PER_K, AUX_WEIGHT, Stepper, keep_largest
+
 # BatchTopK: the most latents of one sample, in units of k, and how slowly the threshold for single samples moves.
 MOST_PER_K = 4
 THRESHOLD_DECAY = 0.99
+# Steps over which the learning rate rises.
+WARM_UP = 50
 
 
 class TopKSAE(nn.Module):
@@ -48,6 +52,13 @@ class TopKSAE(nn.Module):
         values, latents = pre.topk(self.k, dim=1, sorted=False)
         return pre, torch.relu(values), latents
 
+    def keep(self, pre: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Choose as `encode` does in training, without torch: values (n, most), 0 where unused, and latents.
+
+        Latents of a sample are in rising order.
+        """
+        return _largest(pre, self.k)
+
     def decode(self, values: torch.Tensor, latents: torch.Tensor) -> torch.Tensor:
         """Samples from the chosen latents: (n, n_features)."""
         return (
@@ -70,7 +81,7 @@ class TopKSAE(nn.Module):
 
     def _auxiliary(self, pre: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Error of the residual as rebuilt by dead latents."""
-        dead = torch.nonzero(self.since > DEAD_AFTER).flatten()
+        dead = torch.nonzero(self.since > sae_step.DEAD_AFTER).flatten()
         if dead.numel() == 0:
             return torch.zeros(())
         n = min(dead.numel(), AUX_LATENTS_PER_K * self.k)
@@ -78,18 +89,6 @@ class TopKSAE(nn.Module):
         weights = torch.relu(values)
         rebuilt = nn.functional.embedding_bag(dead[places], self.decoder, per_sample_weights=weights, mode="sum")
         return (residual - rebuilt).pow(2).sum(1).mean() / residual.pow(2).sum(1).mean()
-
-    @torch.no_grad()
-    def project(self) -> None:
-        """Unit decoder rows, and no gradient along them."""
-        grad = self.decoder.grad
-        if grad is not None:
-            grad -= (grad * self.decoder).sum(1, keepdim=True) * self.decoder
-
-    @torch.no_grad()
-    def normalise(self) -> None:
-        """Bring the decoder rows back to unit norm."""
-        self.decoder /= self.decoder.norm(dim=1, keepdim=True)
 
 
 class BatchTopKSAE(TopKSAE):
@@ -112,6 +111,12 @@ class BatchTopKSAE(TopKSAE):
         smallest = self._smallest(values.detach()) if self.training else self.threshold
         return pre, values * (values >= smallest), latents
 
+    def keep(self, pre: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Choose as `encode` does in training, without torch; see `TopKSAE.keep`."""
+        values, latents = _largest(pre, min(MOST_PER_K * self.k, pre.shape[1]))
+        smallest = float(self._smallest(torch.from_numpy(values)))
+        return np.where(values >= smallest, values, np.float32(0)), latents
+
     def _smallest(self, values: torch.Tensor) -> torch.Tensor:
         """Smallest of the n k largest activations of a batch; the threshold moves towards it."""
         kept = values.flatten().topk(self.k * len(values), sorted=False).values.min()
@@ -119,6 +124,14 @@ class BatchTopKSAE(TopKSAE):
             first = bool(self.threshold == 0)
             self.threshold.copy_(kept if first else torch.lerp(kept, self.threshold, THRESHOLD_DECAY))
         return kept
+
+
+def _largest(pre: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """The n largest positive activations of each sample, by rising latent, and these latents."""
+    least = np.partition(pre, pre.shape[1] - n, axis=1)[:, pre.shape[1] - n]
+    values, latents = np.empty((len(pre), n), np.float32), np.empty((len(pre), n), np.int64)
+    keep_largest(pre, least, n, values, latents)
+    return values, latents
 
 
 def train_sae(
@@ -146,24 +159,17 @@ def train_sae(
     torch.manual_seed(seed)
     order = np.random.default_rng(seed)
     sae = kind(rows.shape[1], n_atoms, k, groups)
-    adam = torch.optim.Adam(sae.parameters(), lr=learning_rate, betas=(0.9, 0.999))
+    stepper = Stepper(sae)
 
     def rate(step: int) -> float:
         left = (n_steps - step) / (decay * n_steps) if decay else 1.0
-        return min(1.0, (step + 1) / 50, left)
+        return learning_rate * min(1.0, (step + 1) / WARM_UP, left)
 
-    warm = torch.optim.lr_scheduler.LambdaLR(adam, rate)
-    data = torch.from_numpy(np.ascontiguousarray(rows))
     size, step = min(batch_size, len(rows)), 0
     while step < n_steps:
-        permutation = torch.from_numpy(order.permutation(len(rows)))
-        for batch in permutation[: len(rows) // size * size].split(size):
-            adam.zero_grad()
-            sae.loss(data[batch]).backward()
-            sae.project()
-            adam.step()
-            warm.step()
-            sae.normalise()
+        permutation = order.permutation(len(rows))
+        for start in range(0, len(rows) // size * size, size):
+            stepper.step(rows[permutation[start : start + size]], rate(step))
             step += 1
             after_step(sae, step * size)
             if step >= n_steps:

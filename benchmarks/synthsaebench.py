@@ -3,10 +3,11 @@
     python -m benchmarks.synthsaebench --size small --seeds 0 1 2 --cache CACHE --json results.jsonl
 
 For each seed (of the model that makes the data, of the samples and of the training) and each L0: plain, Matryoshka
-and growing DB-KSVD, signed and non-negative, against BatchTopK and Matryoshka SAEs that sae-lens trains on the
-same rows. The scorer is sae-lens' own. Nobody sees labels: everyone has a threshold that training has brought to
-the wanted mean number of nonzeros (a BatchTopK SAE its running threshold, DB-KSVD ``sparsity="mean"``), and is
-scored at the L0 that it then has on the test rows. Seconds are processor seconds. Needs the extra `synth`.
+and growing DB-KSVD, signed and non-negative, and the recipes with their own encoding and in one linear step,
+against BatchTopK and Matryoshka SAEs that sae-lens trains on the same rows. The scorer is sae-lens' own. Nobody
+sees labels: everyone has a threshold that training has brought to the wanted mean number of nonzeros (a BatchTopK
+SAE its running threshold, DB-KSVD ``sparsity="mean"``), and is scored at the L0 that it then has on the test rows.
+Seconds are processor seconds. Needs the extra `synth`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import scipy.sparse as sp
 from benchmarks import common
 from benchmarks.common import DOCUMENTED
 from benchmarks.synth_model import SIZES, Samples, load_samples
-from dbksvd_dask import DBKSVD
+from dbksvd_dask import DBKSVD, fit_linear_encoder
 
 # ---------------------------------------------------------------------------------------------- scoring
 
@@ -107,7 +108,7 @@ def fit_dbksvd(name: str, samples: Samples, l0: int, seed: int, how: dict[str, A
 
 
 def dbksvd_rows(
-    name: str, samples: Samples, l0: int, seed: int, growth: float, only: str
+    name: str, samples: Samples, l0: int, seed: int, growth: float, only: str, keep: str | None = None
 ) -> Iterator[dict[str, Any]]:
     """Score every DB-KSVD, encoded plainly and, where it has groups, staged; coefficients are refitted."""
     for method, how in fits(name, growth).items():
@@ -116,10 +117,32 @@ def dbksvd_rows(
         # a threshold is learned for one way to encode
         for encode in ("plain", "staged") if "groups" in how else (how.get("encode", "plain"),):
             model, seconds = fit_dbksvd(name, samples, l0, seed, {**how, "encode": encode, "refit": True})
+            if keep is not None:
+                model.save(keep, overwrite=True)
             model.set_params(output="sparse")
             codes = model.transform(np.asarray(samples.test))
             scores = score(model.components_, codes, model.mean_, samples)
             yield {"method": method, "encode": encode, "seconds": seconds, **scores}
+
+
+RECIPES = ("reconstruct", "recover", "read")
+
+
+def recipe_rows(name: str, samples: Samples, l0: int, seed: int, only: str) -> Iterator[dict[str, Any]]:
+    """Score the recipes as a user gets them, with their own encoding and in one linear step."""
+    for recipe in RECIPES:
+        if only not in f"recipe {recipe}":
+            continue
+        settings = {"validation": 0, "seed": seed, "output": "sparse", **SETTINGS[name]}
+        model = DBKSVD.recipe(recipe, SIZES[name].n_atoms, l0, **settings)
+        began = time.process_time()
+        model.fit(np.asarray(samples.train))
+        seconds = time.process_time() - began
+        linear = fit_linear_encoder(model, np.asarray(samples.train))
+        test = np.asarray(samples.test)
+        for encode, codes in (("own", model.transform(test)), ("linear", linear.encode(test))):
+            scores = score(model.components_, codes, model.mean_, samples)
+            yield {"method": f"recipe {recipe}", "encode": encode, "seconds": seconds, **scores}
 
 
 # ---------------------------------------------------------------------------------------------- SAEs
@@ -226,7 +249,9 @@ def run(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         for l0 in args.l0 or size.l0:
             about = {"size": args.size, "seed": seed, "k": l0}
             if args.only != "SAE":
-                for row in dbksvd_rows(args.size, samples, l0, seed, args.growth, args.only):
+                for row in recipe_rows(args.size, samples, l0, seed, args.only):
+                    yield about | row
+                for row in dbksvd_rows(args.size, samples, l0, seed, args.growth, args.only, args.keep):
                     yield about | row
             for kind in ("BatchTopK SAE", "Matryoshka SAE"):
                 if args.sae_samples and args.only in kind:
@@ -245,6 +270,7 @@ def main() -> None:
     parser.add_argument("--growth", type=float, default=1.5)
     parser.add_argument("--sae-samples", type=int, default=4_000_000, help="samples an SAE sees; 0 for no SAEs")
     parser.add_argument("--sae-rate", type=float, default=3e-3, help="learning rate of the SAEs")
+    parser.add_argument("--keep", help="where to save the last dictionary, for benchmarks.l0_sweep")
     parser.add_argument("--only", default="", help="only methods whose name contains this")
     common.add_row_output(parser)
     args = parser.parse_args()

@@ -7,9 +7,10 @@
 
 STORE is an activation store with an aligned array of labels, as `pipelines` makes of WordNet. Categories
 with fewer than 400 of the rows are left out, unless `--smallest` says otherwise. Plain, Matryoshka and growing
-dictionaries, signed and non-negative, against the raw features, a random dictionary and, with torch
-(`--sae-steps`), TopK and Matryoshka SAEs with their own encoder and with our pursuit over their decoder. Balanced
-accuracy, and processor seconds of the training.
+dictionaries, signed and non-negative, and the recipes, with their own encoding and in one linear step, against the
+raw features, a random dictionary and, with torch (`--sae-steps`), TopK and Matryoshka SAEs with their own encoder
+and with our pursuit over their decoder. Balanced accuracy, explained variance (`VE`), and processor seconds of the
+training.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
 
 from benchmarks import common
 from benchmarks.common import DOCUMENTED
-from dbksvd_dask import DBKSVD, encode
+from dbksvd_dask import DBKSVD, encode, fit_linear_encoder
 from dbksvd_dask.evaluate.probing import probe, random_dictionary_codes
 from dbksvd_dask.store.activations import open_rows
 
@@ -46,6 +47,21 @@ def load(
     values, counts = np.unique(tags, return_counts=True)
     keep = np.isin(tags, values[counts >= smallest])
     return Y[keep], tags[keep]
+
+
+class Found(NamedTuple):
+    """Codes of one method, and the dictionary to which they belong."""
+
+    name: str
+    codes: Any  # csr (n_samples, n_atoms)
+    seconds: float  # of the training
+    D: np.ndarray  # (n_atoms, n_features)
+    mean: np.ndarray  # (n_features,)
+
+    def variance_explained(self, Y: np.ndarray) -> float:
+        """One less the share of the variance of samples that is left, over all features together."""
+        left = (Y - self.mean - self.codes @ self.D).astype(np.float64)
+        return 1.0 - float(np.square(left).sum() / np.square(Y.astype(np.float64) - Y.mean(axis=0)).sum())
 
 
 def wanted(name: str, only: list[str] | None) -> bool:
@@ -72,8 +88,23 @@ def fits(n_atoms: int, k: int) -> dict[str, dict[str, Any]]:
     }
 
 
-def dictionaries(Y: np.ndarray, args: argparse.Namespace, seed: int) -> Iterator[tuple[str, Any, float]]:
-    """Name, codes as a csr array, and seconds of training, for each of ours."""
+def recipes(Y: np.ndarray, args: argparse.Namespace, seed: int) -> Iterator[Found]:
+    """Each recipe for one matrix of samples, with its own encoding and in one linear step."""
+    for name in ("reconstruct", "recover", "read"):
+        if not wanted(f"recipe {name}", args.only):
+            continue
+        settings = {"batch_size": 16_384, "validation": 0, "seed": seed, "output": "sparse"}
+        model = DBKSVD.recipe(name, args.atoms, args.k, **settings)
+        began = time.process_time()
+        model.fit(Y)
+        seconds = time.process_time() - began
+        about = (seconds, model.components_, model.mean_)
+        yield Found(f"recipe {name}", model.transform(Y), *about)
+        yield Found(f"recipe {name}, linear", fit_linear_encoder(model, Y).encode(Y), *about)
+
+
+def dictionaries(Y: np.ndarray, args: argparse.Namespace, seed: int) -> Iterator[Found]:
+    """Each of ours with given settings."""
     from dbksvd_dask.plan import growth
 
     for name, how in fits(args.atoms, args.k).items():
@@ -89,10 +120,10 @@ def dictionaries(Y: np.ndarray, args: argparse.Namespace, seed: int) -> Iterator
         seconds = time.process_time() - began
         for encoding in ("plain", "staged") if "groups" in how else (how.get("encode", "plain"),):
             codes = model.set_params(encode=encoding, output="sparse").transform(Y)
-            yield f"{name}, {encoding}", codes, seconds
+            yield Found(f"{name}, {encoding}", codes, seconds, model.components_, model.mean_)
 
 
-def autoencoders(Y: np.ndarray, args: argparse.Namespace, seed: int) -> Iterator[tuple[str, Any, float]]:
+def autoencoders(Y: np.ndarray, args: argparse.Namespace, seed: int) -> Iterator[Found]:
     """The same for SAEs: with their own encoder, and with pursuit over their decoder."""
     import torch
 
@@ -110,13 +141,14 @@ def autoencoders(Y: np.ndarray, args: argparse.Namespace, seed: int) -> Iterator
             _, values, latents = sae.encode(torch.from_numpy(Y * scale))
         starts = np.arange(0, latents.numel() + 1, args.k)
         own = (values.numpy().ravel(), latents.numpy().ravel(), starts)
-        yield f"{name}, own encoder", sp.csr_array(own, shape=(len(Y), args.atoms)), seconds
-        mean = (sae.bias.detach().numpy() / scale).astype(np.float64)
-        codes = encode(Y, sae.decoder.detach().numpy(), args.k, mean=mean, nonneg=True)
+        D, mean = sae.decoder.detach().numpy(), (sae.bias.detach().numpy() / scale).astype(np.float64)
+        own_codes = sp.csr_array(own, shape=(len(Y), args.atoms)) / scale
+        yield Found(f"{name}, own encoder", sp.csr_array(own_codes), seconds, D, mean)
+        codes = encode(Y, D, args.k, mean=mean, nonneg=True)
         starts = np.arange(0, codes["atom"].size + 1, args.k)
         atom = np.maximum(codes["atom"].values, 0).ravel()  # empty slots have coefficient 0
         found = (codes["coefficient"].values.ravel(), atom, starts)
-        yield f"{name}, pursuit", sp.csr_array(found, shape=(len(Y), args.atoms)), seconds
+        yield Found(f"{name}, pursuit", sp.csr_array(found, shape=(len(Y), args.atoms)), seconds, D, mean)
 
 
 def row_of(features: Any, tags: np.ndarray, seed: int) -> dict[str, float]:
@@ -136,23 +168,30 @@ def run(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         if wanted("random dictionary", args.only):
             codes = random_dictionary_codes(Y - Y.mean(axis=0), args.atoms, args.k, seed=seed)
             yield about | {"method": "random dictionary", "seconds": 0.0} | row_of(codes, tags, seed)
-        for name, codes, seconds in dictionaries(Y, args, seed):
-            yield about | {"method": name, "seconds": seconds} | row_of(codes, tags, seed)
-        if args.sae_steps:
-            for name, codes, seconds in autoencoders(Y, args, seed):
-                yield about | {"method": name, "seconds": seconds} | row_of(codes, tags, seed)
+        for found in methods(Y, args, seed):
+            row = about | {"method": found.name, "seconds": found.seconds} | row_of(found.codes, tags, seed)
+            yield row | {"VE": found.variance_explained(Y)}
+
+
+def methods(Y: np.ndarray, args: argparse.Namespace, seed: int) -> Iterator[Found]:
+    """All that train."""
+    yield from recipes(Y, args, seed)
+    yield from dictionaries(Y, args, seed)
+    if args.sae_steps:
+        yield from autoencoders(Y, args, seed)
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Markdown: mean over seeds, and the spread (largest less smallest) where there are several."""
-    columns = [name for name in rows[0] if name.startswith("k_sp")]
+    columns = [name for name in rows[0] if name.startswith("k_sp")] + ["VE"]
     lines = ["| features | seeds | " + " | ".join(columns) + " | seconds |", "|---" * (3 + len(columns)) + "|"]
     for method in dict.fromkeys(r["method"] for r in rows):
         mine = [r for r in rows if r["method"] == method]
         cells = []
         for column in columns:
-            values = np.array([r[column] for r in mine])
-            cells.append(f"{values.mean():.3f}" + (f" ({np.ptp(values):.3f})" if len(mine) > 1 else ""))
+            values = np.array([r[column] for r in mine if column in r])
+            spread = f" ({np.ptp(values):.3f})" if values.size > 1 else ""
+            cells.append(f"{values.mean():.3f}{spread}" if values.size else "")
         seconds = np.mean([r["seconds"] for r in mine])
         lines.append(f"| {method} | {len(mine)} | " + " | ".join(cells) + f" | {seconds:.0f} |")
     return "\n".join(lines)

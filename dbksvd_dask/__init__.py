@@ -13,11 +13,13 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "DBKSVD": "dbksvd_dask.model",
     "Dictionary": "dbksvd_dask.dictionary",
+    "LinearEncoder": "dbksvd_dask.linear",
     "encode": "dbksvd_dask.encoding",
     "codes_to_csr": "dbksvd_dask.codes",
     "create_activations": "dbksvd_dask.store.writer",
     "decode": "dbksvd_dask.codes",
     "encode_store": "dbksvd_dask.jobs.encode",
+    "fit_linear_encoder": "dbksvd_dask.encoding",
     "import_activations": "dbksvd_dask.jobs.import_",
     "open_activations": "dbksvd_dask.store.activations",
     "open_codes": "dbksvd_dask.codes",
@@ -35,10 +37,12 @@ if TYPE_CHECKING:
     from dbksvd_dask.codes import open_codes as open_codes
     from dbksvd_dask.dictionary import Dictionary as Dictionary
     from dbksvd_dask.encoding import encode as encode
+    from dbksvd_dask.encoding import fit_linear_encoder as fit_linear_encoder
     from dbksvd_dask.features import open_features as open_features
     from dbksvd_dask.jobs.encode import encode_store as encode_store
     from dbksvd_dask.jobs.import_ import import_activations as import_activations
     from dbksvd_dask.jobs.shuffle import shuffle_activations as shuffle_activations
+    from dbksvd_dask.linear import LinearEncoder as LinearEncoder
     from dbksvd_dask.model import DBKSVD as DBKSVD
     from dbksvd_dask.report.page import write_report as write_report
     from dbksvd_dask.store.activations import open_activations as open_activations

@@ -1,4 +1,4 @@
-"""`encode`: samples to codes with any dictionary."""
+"""`encode`: samples to codes with any dictionary. `fit_linear_encoder`: an encoder that imitates it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import numpy as np
 from dbksvd_dask._late import is_instance
 from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.errors import InputError
-from dbksvd_dask.plan import units
-from dbksvd_dask.plan.params import DEVICES, check_choice
+from dbksvd_dask.linear import LinearEncoder
+from dbksvd_dask.plan import seeds, units
+from dbksvd_dask.plan.params import DEVICES, check_choice, check_integer
 from dbksvd_dask.store.runs import as_dictionary
 
 # What computes (kernels, graphs, codes) is imported in the functions that use it, and loads with the first call.
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
     from dbksvd_dask.graph.encode import EncodePlan
     from dbksvd_dask.graph.sources import Source
+
+# Samples to which a linear encoder is fitted: as many as the mean of a fit is computed over.
+LINEAR_ROWS = 262_144
 
 
 def encode(
@@ -50,7 +54,7 @@ def encode(
         fitted `DBKSVD`. It encodes as it was fitted, with its mean, groups, threshold and weights.
     k : most nonzeros per sample
         With a fitted dictionary, None or the k of its fit; another k sets its threshold aside.
-    mean : ndarray of shape (n_features,) taken off every sample, or None
+    mean : ndarray of shape (n_features,) subtracted from every sample, or None
     encoder, nonneg, refit, min_coefficient, rtol, gram
         As for `DBKSVD`; None for those of the fit, or for an ndarray the defaults of `DBKSVD`.
     device : {"auto", "cpu", "gpu"}; where the heavy work runs
@@ -90,6 +94,58 @@ def encode(
     check_width(source, found.n_features, "Y")
     plan = placed_plan(found, check_choice("device", device, DEVICES), chunk_size, given)
     return label_codes(encode_source(source, found.atoms, plan), Y)
+
+
+def fit_linear_encoder(
+    dictionary: Any, Y: Any, *, n_rows: int = LINEAR_ROWS, chunk_size: int = 8192, seed: int = 0
+) -> LinearEncoder:
+    """Fit an encoder of one linear step and a threshold to the codes of a dictionary.
+
+    It imitates how the dictionary encodes (`encode` without changes), at the cost of a matrix product per sample.
+    Two passes over the rows, on the current scheduler, on the CPU; the same bits on any scheduler.
+
+    Parameters
+    ----------
+    dictionary : Dictionary, fitted `DBKSVD`, or path of a dictionary or of the folder of a fit
+    Y : ndarray, dask array, xarray.DataArray or path/URL of a Zarr store, (n_samples, n_features)
+        Samples like those that it was fitted on.
+    n_rows : int, default 262144
+        Most samples to fit to, drawn at random; at least as many as there are features.
+    chunk_size : int, default 8192
+        Samples per task. The last bits of the result depend on it.
+    seed : int, default 0
+        Of the draw.
+
+    Returns
+    -------
+    LinearEncoder
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dbksvd_dask import DBKSVD, fit_linear_encoder
+    >>> Y = np.random.default_rng(0).standard_normal((500, 16)).astype("float32")
+    >>> model = DBKSVD(n_atoms=32, k=4, n_iter=3, nonneg=True).fit(Y)
+    >>> encoder = fit_linear_encoder(model, Y)
+    >>> encoder
+    <LinearEncoder: 32 latents of 16 features, fitted to the codes of 500 samples>
+    >>> encoder.encode(Y).shape
+    (500, 32)
+    """
+    from dbksvd_dask.graph.linear import fit_linear
+
+    found = as_dictionary(dictionary)
+    source = as_source(Y, check_integer("chunk_size", chunk_size, 1))
+    check_width(source, found.n_features, "Y")
+    n = min(check_integer("n_rows", n_rows, 1), source.n_samples)
+    if n < found.n_features:
+        raise InputError(
+            f"{n} samples are fewer than the {found.n_features} features: no linear map follows from them; use "
+            f"{found.n_features} or more, better ten times as many"
+        )
+    rows = np.sort(seeds.generator(seed, seeds.LINEAR).permutation(source.n_samples)[:n])
+    linear = fit_linear(source, rows, found, chunk_size)
+    return LinearEncoder(found, *linear, n_rows=n)
 
 
 def _require_own(**given: Any) -> None:

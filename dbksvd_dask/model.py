@@ -138,6 +138,11 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         Whether matching pursuit uses the products of all pairs of atoms, n_atoms x n_atoms numbers. Without
         them it searches all atoms in a few passes, and the best candidates in between: nearly the same codes, in
         memory that grows with n_atoms only. "auto" forms the gram of up to 16,384 atoms (in training, of a group).
+    whiten : float, default 0.0
+        Update the atoms in coordinates in which directions vary more alike: samples are multiplied by the inverse
+        covariance to the power ``whiten / 2``, from 0 (not at all) to 1 (wholly). Takes one pass over at most
+        262,144 samples. The dictionary and its codes are those of the samples as they are; only the figures of
+        batches in `history_`, not of held-out samples, are those of whitened samples.
     verbose : bool or None, default None
         Show live progress while fitting: a view in a notebook, lines elsewhere. None shows it in a notebook only.
 
@@ -206,6 +211,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         frequency_prior: bool = False,
         patience: int | None = None,
         gram: str = "auto",
+        whiten: float = 0.0,
         verbose: bool | None = None,
     ) -> None:
         self.n_atoms = n_atoms
@@ -241,6 +247,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.frequency_prior = frequency_prior
         self.patience = patience
         self.gram = gram
+        self.whiten = whiten
         self.verbose = verbose
         self.output = output
 
@@ -263,7 +270,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         --------
         >>> from dbksvd_dask import DBKSVD
         >>> DBKSVD.recipe("read", n_atoms=64, k=8, seed=3)
-        DBKSVD(encode='staged', groups=(16, 16, 32), k=8, n_atoms=64, nonneg=True, seed=3)  # recipe 'read'
+        DBKSVD(encode='staged', groups=(16, 48), k=8, n_atoms=64, nonneg=True, seed=3, whiten=0.5)  # recipe 'read'
         """
         find_recipe(name)
         n_atoms = check_integer("n_atoms", n_atoms, 1)
@@ -352,6 +359,8 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         params = self._params()
         if params.growth is not None:
             raise InputError(f"growth={params.growth} is a schedule over a whole fit; use fit, or growth=None")
+        if params.whiten > 0:
+            raise InputError(f"whiten={params.whiten} needs the covariance of all samples; use fit, or whiten=0")
         source = as_source(Y, params.chunk_size)
         state: Dictionary | None = getattr(self, "_fitted", None)
         if state is not None:

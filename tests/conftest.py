@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
+
+from dbksvd_dask.plan.encoder import EncodeSpec
 
 # Examples may take their time: how long they take depends on the machine.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -80,3 +83,16 @@ def random_dictionary(rng, n_atoms, n_features, dtype=np.float32):
 @pytest.fixture
 def make_dictionary(rng):
     return lambda n_atoms, n_features, dtype=np.float32: random_dictionary(rng, n_atoms, n_features, dtype)
+
+
+@pytest.fixture
+def whole_gram():
+    """Return a context in which every kernel reads the whole gram, so that equal work gives equal bits."""
+
+    @contextmanager
+    def entered():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(EncodeSpec, "compact_gram", lambda self, weighted: False)
+            yield
+
+    return entered

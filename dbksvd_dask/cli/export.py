@@ -74,19 +74,44 @@ def _library_options(options: dict[str, Any]) -> dict[str, Any]:
 @click.argument("path", metavar="OUT", type=click.Path())
 @click.option("--model-name", required=True, help="Model of the activations, such as gpt2-small.")
 @click.option("--hook-name", required=True, help="Their place in it, such as blocks.6.hook_resid_post.")
+@click.option(
+    "--linear",
+    metavar="STORE",
+    type=click.Path(),
+    help="Fit an encoder of one linear step to the codes of STORE, and write a plain JumpReLU SAE.",
+)
 @_shared
-def saelens(run: str, path: str, as_json: bool, **options: Any) -> None:
+def saelens(run: str, path: str, as_json: bool, linear: str | None, **options: Any) -> None:
     """Write the dictionary of RUN as the folder OUT, which SAELens opens with SAE.load_from_disk.
 
     \b
     dbksvd export saelens run sae --model-name gpt2-small --hook-name blocks.6.hook_resid_post
     dbksvd export saelens run sae --model-name ... --hook-name ... --form plugin --codes codes.zarr
+    dbksvd export saelens run sae --model-name ... --hook-name ... --linear store.zarr
     """  # noqa: D301 - click needs the backspace character itself
     from dbksvd_dask.export.saelens import export_saelens
     from dbksvd_dask.store.runs import open_dictionary
 
-    result = export_saelens(open_dictionary(run), path, **_library_options(options))
+    if linear is None:
+        result = export_saelens(open_dictionary(run), path, **_library_options(options))
+    else:
+        result = _export_linear(run, linear, path, options)
     output.report(asdict(result), as_json, _describe(result))
+
+
+def _export_linear(run: str, store: str, path: str, options: dict[str, Any]) -> ExportResult:
+    """Fit a linear encoder to the codes of a store, and write it."""
+    from dbksvd_dask.encoding import fit_linear_encoder
+    from dbksvd_dask.export.saelens import export_linear
+    from dbksvd_dask.store.runs import open_dictionary
+
+    for name, default in (("k", None), ("form", "builtin"), ("codes", None)):
+        if options.pop(name) != default:
+            raise click.UsageError(
+                f"--{name} was given beside --linear, which imitates the codes of RUN; leave it out"
+            )
+    encoder = fit_linear_encoder(open_dictionary(run), store)
+    return export_linear(encoder, path, **_library_options(options))
 
 
 @command.command("hf")

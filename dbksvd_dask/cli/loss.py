@@ -55,7 +55,7 @@ def command(
     opened = open_model(model, dtype=options.pop("model_dtype"), device=options.pop("device"))
     with output.watching(as_json, log) as callbacks:
         result = loss_recovered(opened, given, options.pop("hook"), named, callbacks=callbacks, **options)
-    output.report(asdict(result), as_json, _describe(result))
+    output.report(asdict(result) | {"doubtful": result.doubtful}, as_json, _describe(result))
 
 
 def _name(run: str, k: int | None) -> str:

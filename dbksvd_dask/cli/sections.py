@@ -27,6 +27,7 @@ FIT = {
     ),
     "Quality": (
         *("batch_size", "n_rounds", "lanczos_steps", "init", "dead_atoms", "momentum", "warm_up", "center"),
+        *("whiten",),
         *("validation", "patience", "seed"),
     ),
     "Running": (

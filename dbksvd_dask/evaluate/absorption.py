@@ -3,16 +3,19 @@
 An atom for "begins with s" that is active on most words with s, but not on "short" because the atom of "short" has
 taken its direction in, is absorbed there: nobody who reads the atom of the class would know of the exception.
 
-The measure is that of SAEBench (arXiv 2503.09532) after "A is for Absorption" (Chanin et al., arXiv 2409.14507):
+The measure is that of SAEBench 0.6 (arXiv 2503.09532), after "A is for Absorption" (Chanin et al., arXiv
+2409.14507):
 
-1. A linear probe per class on the activations gives the direction of the class.
+1. A linear probe per class on the activations gives the direction of the class. A class whose probe has an F1
+   score of at most `min_probe_f1` on the test samples is left out: the activations do not hold it.
 2. The atoms of a class are the few that a sparse probe on the codes takes: the next one is taken for as long as it
    adds `min_gain` to the F1 score.
 3. On test samples that the linear probe answers rightly with the class, absorption is the share of the projection
    on its direction that other aligned atoms carry in place of the atoms of the class.
 
 It differs in the solvers, which here run to the optimum of convex problems: a ridge for the linear probe, and L1
-over the `SCREENED` atoms with the largest difference of class means for the order of the atoms.
+over the `SCREENED` atoms with the largest difference of class means for the order of the atoms, on codes scaled to
+nonzeros of mean size 1. An atom with a negative coefficient counts as active; codes of autoencoders have none.
 """
 
 from __future__ import annotations
@@ -56,7 +59,7 @@ class ClassProbes:
 
 @dataclass(frozen=True, eq=False)
 class Absorption:
-    """Absorption per class; classes without a test sample that the probe answers rightly are left out.
+    """Absorption per class; classes that their linear probe does not find are left out.
 
     Attributes
     ----------
@@ -71,6 +74,8 @@ class Absorption:
         The atoms of each class, best first.
     f1 : float64 ndarray of shape (n,)
         Of the sparse probe with these atoms, on the test samples.
+    probe_f1 : float64 ndarray of shape (n,)
+        Of the linear probe on the activations, on the test samples.
     """
 
     classes: NDArray[np.int64]
@@ -79,6 +84,7 @@ class Absorption:
     n_samples: NDArray[np.int64]
     atoms: tuple[NDArray[np.int64], ...]
     f1: Float64Array
+    probe_f1: Float64Array
 
     @property
     def mean_fraction(self) -> float:
@@ -143,6 +149,7 @@ def absorption(
     probes: ClassProbes | None = None,
     max_split: int = 10,
     min_gain: float = 0.03,
+    min_probe_f1: float = 0.6,
 ) -> Absorption:
     """Measure how much of a class's direction other atoms than its own carry.
 
@@ -163,6 +170,9 @@ def absorption(
         Most atoms of a class.
     min_gain : float, default 0.03
         F1 that a further atom of a class must add.
+    min_probe_f1 : float, default 0.6
+        Classes whose linear probe has no better F1 score on the test samples are left out. SAEBench asks that 20
+        of 26 first letters remain.
 
     Returns
     -------
@@ -182,19 +192,28 @@ def absorption(
     results = []
     for c in range(len(found.direction)):
         counted = np.flatnonzero(~fit_on & (y == c) & found.answer[:, c])
-        if counted.size == 0 or not np.any(fit_on & (y == c)):
+        probe_f1 = f1_score(found.answer[~fit_on, c], y[~fit_on] == c)
+        if counted.size == 0 or probe_f1 <= min_probe_f1 or not np.any(fit_on & (y == c)):
             continue
         own, f1 = class_atoms(scaled, y == c, fit_on, max_split, min_gain)
         cosine = atoms @ found.direction[c]
         projection = Y[counted] @ found.direction[c]
         fraction, full = absorbed(X[counted].toarray(), cosine, projection, own)
-        results.append((c, fraction.mean(), full.mean(), len(counted), own, f1))
+        results.append((c, fraction.mean(), full.mean(), len(counted), own, f1, probe_f1))
     if not results:
-        raise InputError("no class has a test sample that its linear probe answers rightly; give more samples")
-    columns = list(zip(*results, strict=True))
-    classes, n_samples = np.array(columns[0]), np.array(columns[3])
+        raise InputError(
+            f"no class has a linear probe with an F1 score above min_probe_f1={min_probe_f1:g} on the test "
+            "samples; give more samples, or activations that hold the classes"
+        )
+    classes, fractions, fulls, counts, atoms_of, f1s, probe_f1s = zip(*results, strict=True)
     return Absorption(
-        classes, np.array(columns[1]), np.array(columns[2]), n_samples, columns[4], np.array(columns[5])
+        np.array(classes),
+        np.array(fractions),
+        np.array(fulls),
+        np.array(counts),
+        atoms_of,
+        np.array(f1s),
+        np.array(probe_f1s),
     )
 
 
@@ -213,7 +232,9 @@ def class_atoms(
     candidates = rank_columns(X[train], positive[train])[:SCREENED]
     columns, side = X[:, candidates].toarray(), positive[train]
     weight = _balanced(side)
-    lasso = fit_lasso(columns[train], side, weight=weight, C=1.0 / (DECAY * len(side)))
+    # the weights of the penalised probe there are 1 for the other classes, so they do not average 1
+    strength = 2 * float((~side).mean()) / (DECAY * len(side))
+    lasso = fit_lasso(columns[train], side, weight=weight, C=strength)
     # an atom is evidence for the class where it is active in it: with codes of one sign, if its weight is positive
     evidence = lasso.coef * columns[train][side].mean(axis=0)
     order = np.argsort(np.where(evidence > 0, -np.abs(lasso.coef), np.inf), kind="stable")[:max_split]

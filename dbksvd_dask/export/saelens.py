@@ -26,6 +26,7 @@ from dbksvd_dask.dictionary import Dictionary, dictionary_fingerprint
 from dbksvd_dask.errors import InputError, MismatchError
 from dbksvd_dask.evaluate.codes import CodeMoments, stream_code_moments
 from dbksvd_dask.export.check import check_exportable, encode_spec, encoding_params, mean_of, new_folder
+from dbksvd_dask.linear import LinearEncoder
 from dbksvd_dask.plan.encoder import EncodeSpec
 from dbksvd_dask.plan.params import check_choice
 from dbksvd_dask.store.atomic import write_json
@@ -116,11 +117,8 @@ def export_saelens(
     check_exportable(dictionary)
     spec = encode_spec(dictionary, k)
     stacked = check_choice("form", form, FORMS) == "builtin" and not spec.nonneg
-    for name, value in (("model_name", model_name), ("hook_name", hook_name)):
-        if not value or not isinstance(value, str):
-            raise InputError(f"{name}={value!r} is not a name; SAELens needs one, such as 'gpt2-small'")
+    names = _checked_names(model_name, hook_name)
     density = None if codes is None else log10_density(codes, dictionary, stacked=stacked)
-    names = {"model_name": model_name, "hook_name": hook_name}
     config = saelens_config(dictionary, spec, form, names, encoding_params(dictionary, k))
     config["metadata"].update(metadata or {})
     with new_folder(path, overwrite=overwrite) as folder:
@@ -131,6 +129,58 @@ def export_saelens(
     return ExportResult(os.fspath(path), config["architecture"], config["d_sae"], stacked, notes)
 
 
+def export_linear(
+    encoder: LinearEncoder,
+    path: PathLike,
+    *,
+    model_name: str,
+    hook_name: str,
+    metadata: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+) -> ExportResult:
+    """Write a linear encoder with its dictionary as an SAE of the architecture `jumprelu` of SAELens.
+
+    Nothing of this package is needed to use it: the encoder is one matrix product and a threshold per latent.
+
+    Parameters
+    ----------
+    encoder : LinearEncoder
+        From `dbksvd_dask.fit_linear_encoder`.
+    path, model_name, hook_name, metadata, overwrite : see `export_saelens`
+
+    Returns
+    -------
+    ExportResult
+    """
+    dictionary, stacked = encoder.dictionary, encoder.stacked
+    check_exportable(dictionary)
+    names = _checked_names(model_name, hook_name)
+    config = {
+        **_common_config(dictionary, "linear", names, encoding_params(dictionary), stacked=stacked),
+        "architecture": "jumprelu",
+    }
+    config["metadata"].update(metadata or {})
+    dtype = dictionary.atoms.dtype
+    tensors = {
+        "W_enc": np.ascontiguousarray(encoder.W.T, dtype),
+        "b_enc": encoder.b.astype(dtype),
+        "threshold": encoder.threshold.astype(dtype),
+    }
+    with new_folder(path, overwrite=overwrite) as folder:
+        write_weights(folder, dictionary, config, None, stacked=stacked, encoder=tensors)
+    note = "one linear step in place of the pursuit; docs/settings.md has what that costs"
+    return ExportResult(os.fspath(path), config["architecture"], config["d_sae"], stacked, (note,))
+
+
+def _checked_names(model_name: str, hook_name: str) -> dict[str, str]:
+    """Return the names of model and hook; refuse those that are none."""
+    names = {"model_name": model_name, "hook_name": hook_name}
+    for name, value in names.items():
+        if not value or not isinstance(value, str):
+            raise InputError(f"{name}={value!r} is not a name; SAELens needs one, such as 'gpt2-small'")
+    return names
+
+
 def write_weights(
     folder: Path,
     dictionary: Dictionary,
@@ -138,10 +188,16 @@ def write_weights(
     density: npt.NDArray[np.float32] | None,
     *,
     stacked: bool,
+    encoder: Mapping[str, npt.NDArray[Any]] | None = None,
 ) -> None:
-    """Write `cfg.json`, `sae_weights.safetensors` and, with densities, `sparsity.safetensors` into a folder."""
+    """Write `cfg.json`, `sae_weights.safetensors` and, with densities, `sparsity.safetensors` into a folder.
+
+    Parameters
+    ----------
+    encoder : the weights of an encoder that is not the pursuit, by their names in SAELens
+    """
     atoms = np.ascontiguousarray(dictionary.atoms)
-    tensors = {"W_dec": stack(atoms) if stacked else atoms, "b_dec": mean_of(dictionary)}
+    tensors = {"W_dec": stack(atoms) if stacked else atoms, "b_dec": mean_of(dictionary), **(encoder or {})}
     save_file(tensors, folder / WEIGHTS)
     if density is not None:
         save_file({"sparsity": density}, folder / SPARSITY)
@@ -162,7 +218,23 @@ def saelens_config(
     params : what `check.encoding_params` gave
     """
     stacked = form == "builtin" and not spec.nonneg
-    common = {
+    common = _common_config(dictionary, form, names, params, stacked=stacked)
+    if form == "plugin":
+        return {**common, "architecture": PLUGIN_ARCHITECTURE, **spec._asdict()}
+    return {
+        **common,
+        "architecture": "matching_pursuit",
+        "residual_threshold": 0.0,  # an absolute norm there; 0 turns it off
+        "max_iterations": min(spec.k, int(params["k"])),  # where k is a mean, more slots than that
+        "stop_on_duplicate_support": False,  # choosing an atom again improves a code; True would end it there
+    }
+
+
+def _common_config(
+    dictionary: Dictionary, form: str, names: Mapping[str, Any], params: Mapping[str, Any], *, stacked: bool
+) -> dict[str, Any]:
+    """Fill what `cfg.json` has in every form."""
+    return {
         "d_in": dictionary.n_features,
         "d_sae": dictionary.n_atoms * (2 if stacked else 1),
         "dtype": dictionary.atoms.dtype.name,
@@ -172,15 +244,6 @@ def saelens_config(
         # activations per head are rows of n_heads * d_head features here
         "reshape_activations": "hook_z" if str(names["hook_name"]).endswith("hook_z") else "none",
         "metadata": {**_metadata(names), "dbksvd": _provenance(dictionary, form, params, stacked=stacked)},
-    }
-    if form == "plugin":
-        return {**common, "architecture": PLUGIN_ARCHITECTURE, **spec._asdict()}
-    return {
-        **common,
-        "architecture": "matching_pursuit",
-        "residual_threshold": 0.0,  # an absolute norm there; 0 turns it off
-        "max_iterations": min(spec.k, int(params["k"])),  # where k is a mean, more slots than that
-        "stop_on_duplicate_support": False,  # choosing an atom again improves a code; True would end it there
     }
 
 

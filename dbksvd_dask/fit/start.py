@@ -14,6 +14,7 @@ from dbksvd_dask.graph import load
 from dbksvd_dask.graph.run import worker_threads
 from dbksvd_dask.kernels.moments import Moments
 from dbksvd_dask.kernels.scale import rows_near_one, smallest_norm
+from dbksvd_dask.kernels.whiten import Whitening, whitening
 from dbksvd_dask.plan import memory, seeds, stream
 
 if TYPE_CHECKING:
@@ -129,10 +130,29 @@ def _fit_sizes(context: Context, n_validation: int) -> memory.FitSizes:
         read_itemsize=source.read_copies * source.dtype.itemsize,
         reads_ahead=source.reads_ahead,
         rows_first=source.rows_first,
+        whitened=p.whiten > 0,
     )
 
 
 # ---------------------------------------------------------------------------------------------- first dictionary
+
+
+def find_whitening(context: Context, mean: np.ndarray | None) -> Whitening | None:
+    """Return the coordinates of the updates, from the covariance of the rows that the mean is computed over.
+
+    It follows from the source and the parameters alone, so a fit that resumes finds the same.
+    """
+    params = context.params
+    if params.whiten == 0:
+        return None
+    rows, size, dtype = _first_rows(context), params.chunk_size, context.dtype
+    total = context.compute(lambda: load.build_second_moment(context.source, rows, mean, size, dtype))
+    return whitening(total, params.whiten, dtype)
+
+
+def _first_rows(context: Context) -> np.ndarray:
+    """Return the first rows of the stream, at most `MEAN_ROWS`, in the order of the source."""
+    return np.sort(context.stream.rows(0, min(context.stream.n_train, MEAN_ROWS)))
 
 
 def first_dictionary(context: Context, policy: Policy, init: np.ndarray | None) -> Dictionary:
@@ -151,7 +171,7 @@ def _mean(context: Context, policy: Policy) -> np.ndarray:
     """Return the mean of the first rows of the stream, or zeros if the policy learns it."""
     if policy.learns_mean:
         return np.zeros(context.source.n_features)
-    rows = np.sort(context.stream.rows(0, min(context.stream.n_train, MEAN_ROWS)))
+    rows = _first_rows(context)
     size, dtype = context.params.chunk_size, context.dtype
     total = context.compute(lambda: load.build_sum(context.source, rows, size, dtype))
     return np.asarray(total / rows.size)

@@ -19,7 +19,7 @@ from dbksvd_dask.fit.growing import policy_of
 from dbksvd_dask.fit.history import HeldOut, batch_finished, fit_started, recorded, round_counter
 from dbksvd_dask.fit.policy import extrapolated
 from dbksvd_dask.fit.resume import open_run
-from dbksvd_dask.fit.start import check_samples, check_scale, first_dictionary, plan_memory
+from dbksvd_dask.fit.start import check_samples, check_scale, find_whitening, first_dictionary, plan_memory
 from dbksvd_dask.graph import batch
 from dbksvd_dask.graph.sources import Source
 from dbksvd_dask.plan.memory import MemoryPlan
@@ -92,8 +92,9 @@ class Trainer:
         self, state: Dictionary, rows: np.ndarray, upcoming: batch.Upcoming | None
     ) -> batch.BatchResult:
         """Build and compute the graph of a batch."""
-        spec, iteration = self.policy.batch_spec(state), state.iteration
+        spec, iteration, white = self.policy.batch_spec(state), state.iteration, self.context.whitening
         ahead = extrapolated(state.atoms, state.previous, self.policy.momentum)
+        ahead = ahead if white is None else white.into(ahead)
 
         def run(by_tasks: bool | None = None) -> batch.BatchResult:
             graph = batch.build_batch(
@@ -102,12 +103,14 @@ class Trainer:
             self.context.emit(events.BatchStarted(iteration, batch.count_tasks(graph)))
             return batch.run_batch(graph, round_counter(self.context, spec, iteration))
 
-        return self.context.attempt(batch.safer_again(run), iteration)
+        result = self.context.attempt(batch.safer_again(run), iteration)
+        return result if white is None else result._replace(dictionary=white.back(result.dictionary))
 
     def run(self, state: Dictionary, on_state: Callable[[Dictionary], None] | None = None) -> Dictionary:
         """Run the remaining iterations; call `on_state` with the state after each."""
         began, first = time.monotonic(), state.iteration
         self.context.emit(fit_started(self.context, first, self.memory_plan().total))
+        self.context.whitening = find_whitening(self.context, state.mean)
         while not is_over(self.params, state.iteration, state.history):
             before = time.monotonic()
             state = self.step(state)

@@ -49,6 +49,11 @@ def prepare(raw: Any, mean: np.ndarray | None, dtype: Any) -> Any:
     return Y if mean is None else Y - space.asarray(mean.astype(dtype, copy=False))
 
 
+def whiten(Y: Any, forward: np.ndarray) -> Any:
+    """Return samples in whitened coordinates, see `kernels.whiten`: (n, d)."""
+    return Y @ device.current().asarray(forward)
+
+
 def encode_chunk(
     Y: Any, D: Any, gram: Any, spec: EncodeSpec, rounds: Any, weights: AtomWeights | None = None
 ) -> tuple[DeviceState, np.ndarray]:

@@ -60,6 +60,7 @@ class BatchSpec(NamedTuple):
     place: Placement = CPU
     weights: AtomWeights | None = None  # only for a dictionary of one group
     half_weight: float = 0.0  # of one group: residual norm that halves a sample in the update; 0: all count alike
+    whiten: np.ndarray | None = None  # (n_features, n_features): samples are multiplied by it
 
 
 class Upcoming(NamedTuple):
@@ -266,6 +267,7 @@ def _setting(
         mean=mean,
         weights=spec.weights,
         half_weight=spec.half_weight,
+        whiten=spec.whiten if g == 0 else None,
     )
 
 

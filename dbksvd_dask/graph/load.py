@@ -16,6 +16,7 @@ from dbksvd_dask.graph.threads import each
 from dbksvd_dask.kernels import chunk, encode
 from dbksvd_dask.kernels.blas import one_blas_thread
 from dbksvd_dask.kernels.scale import largest_norm
+from dbksvd_dask.kernels.whiten import second_moment
 from dbksvd_dask.plan import shares
 from dbksvd_dask.plan.device import CPU, Placement
 from dbksvd_dask.plan.encoder import EncodeSpec
@@ -168,6 +169,22 @@ def build_sum(source: Source, rows: np.ndarray, chunk_size: int, dtype: Any) -> 
         for c, (a, b) in enumerate(split_rows(rows.size, chunk_size))
     ]
     return names.finish(names.call(_add_all, "mean-sum", (), parts))
+
+
+def build_second_moment(
+    source: Source, rows: np.ndarray, mean: np.ndarray | None, chunk_size: int, dtype: Any
+) -> Delayed:
+    """Build the graph of the sum of ``y y^T`` over rows, centred, in float64: (n_features, n_features)."""
+    names, total = Tasks(), None
+    for c, (a, b) in enumerate(split_rows(rows.size, chunk_size)):
+        part = names.call(_second_moment, "covariance", (c,), source.take(rows[a:b]), mean, dtype)
+        # one by one: the parts of all chunks together may not fit into memory
+        total = part if total is None else names.call(np.add, "covariance-sum", (c,), total, part)
+    return names.finish(total)
+
+
+def _second_moment(rows: Any, mean: np.ndarray | None, dtype: Any) -> np.ndarray:
+    return second_moment(load(rows, mean, dtype))
 
 
 def _sum_block(rows: Any, dtype: Any) -> np.ndarray:

@@ -40,6 +40,7 @@ class Setting(NamedTuple):
     mean: np.ndarray | None = None  # (n_features,)
     weights: AtomWeights | None = None
     half_weight: float = 0.0  # residual norm that halves a sample in the update; 0: all count alike
+    whiten: np.ndarray | None = None  # (n_features, n_features): samples are multiplied by it
 
 
 class States(NamedTuple):
@@ -126,6 +127,8 @@ def encode_samples(start: int, rows: list[Any], setting: Setting, D: Any, gram: 
         raw = ref.load()
         with device.turn(setting.place.pursuit):
             Y = prepare(raw, ref.where, setting.mean, setting.dtype, setting.place)
+            if setting.whiten is not None:
+                Y = compute.whiten(Y, setting.whiten)
             state, counts = compute.encode_chunk(Y, D, gram, setting.spec, setting.rounds, setting.weights)
             state = state._replace(stats=compute.chunk_stats(Y, state, counts))
         del raw, Y  # the weighed residual takes their room

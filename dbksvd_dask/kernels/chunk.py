@@ -26,6 +26,7 @@ from dbksvd_dask.kernels.moments import (
     row_norms,
 )
 from dbksvd_dask.kernels.scale import in_units, unit_of
+from dbksvd_dask.kernels.widen import widen_float16
 from dbksvd_dask.plan.encoder import AtomWeights, EncodeSpec
 
 
@@ -109,10 +110,19 @@ def prepare(raw: Any, mean: np.ndarray | None, dtype: Any) -> np.ndarray:
     raw : (n, d) as stored; unchanged
     mean : (d,) or None
     """
+    mean = None if mean is None else mean.astype(dtype, copy=False)
+    if raw.dtype == np.float16 and dtype == np.float32:
+        return widen_float16(raw, mean)
     with np.errstate(over="ignore"):  # overflow gives infinity, and the caller refuses such rows
         if mean is None:
             return np.ascontiguousarray(raw, dtype=dtype)
-        return np.ascontiguousarray(np.subtract(raw, mean.astype(dtype, copy=False), dtype=dtype))
+        return np.ascontiguousarray(np.subtract(raw, mean, dtype=dtype))
+
+
+@one_blas_thread
+def whiten(Y: np.ndarray, forward: np.ndarray) -> np.ndarray:
+    """Return samples in whitened coordinates, see `kernels.whiten`: (n, d)."""
+    return np.dot(Y, forward)
 
 
 def squared_norms(Y: np.ndarray) -> np.ndarray:

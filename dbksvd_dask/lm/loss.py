@@ -3,11 +3,14 @@
 With the cross-entropy of the intact model, of a reconstruction and of an ablation (the activation set to zero, or
 to its mean), the loss recovered is (ablated - reconstructed) / (ablated - intact): 1 for the identity, 0 for the
 ablation itself. Zero ablation is lenient, as few activations are near zero; the mean is the stricter reference.
+The ratio means something only where ablation does harm: an untrained model may predict better without the
+activation.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +36,10 @@ from dbksvd_dask.lm.texts import Texts, read_texts
 from dbksvd_dask.lm.windows import BATCHES_PER_BLOCK, Windows, make_windows, padded, plan_batches, plan_blocks
 from dbksvd_dask.progress import with_view
 
+logger = logging.getLogger(__name__)
+
+# An ablation is a reference where it raises the loss by more than this many standard errors.
+CLEAR = 2.0
 # Logits computed at a time: 256 MB, a few times that with what is made of them.
 TILE_NUMBERS = 1 << 26
 
@@ -59,12 +66,15 @@ class Replaced:
         Cross-entropy per token, in nats.
     kl : Estimate
         Kullback-Leibler divergence from the intact model's distribution, per token, in nats.
+    harm : Estimate
+        Cross-entropy less that of the intact model, per token; the error is that of the difference.
     of_zero, of_mean : Estimate
         Loss recovered, by the zero-ablated and by the mean-ablated model.
     """
 
     loss: Estimate
     kl: Estimate
+    harm: Estimate
     of_zero: Estimate
     of_mean: Estimate
 
@@ -93,6 +103,24 @@ class LossRecovered:
     zero: Replaced
     mean: Replaced
     reconstructions: dict[str, Replaced]
+
+    @property
+    def doubtful(self) -> tuple[str, ...]:
+        """Ablations, "zero" or "mean", that do not clearly harm the model: loss recovered by them says nothing."""
+        ablations = {"zero": self.zero.harm, "mean": self.mean.harm}
+        # of a single window there is no error
+        clear = {name: harm.value > CLEAR * np.nan_to_num(harm.error) for name, harm in ablations.items()}
+        return tuple(name for name in ablations if not clear[name])
+
+    def doubts(self) -> list[str]:
+        """Return one sentence for each of `doubtful`."""
+        found = {"zero": self.zero, "mean": self.mean}
+        return [
+            f"{name} ablation has a loss of {found[name].loss}, the intact model {self.intact}: it does not "
+            "clearly harm the model, so the loss recovered by it means nothing; use a trained model, more texts "
+            "or another hook"
+            for name in self.doubtful
+        ]
 
 
 def ratio(top: npt.NDArray[Any], bottom: npt.NDArray[Any]) -> Estimate:
@@ -150,6 +178,7 @@ def loss_recovered(
     Returns
     -------
     LossRecovered
+        A warning is logged where an ablation does not clearly harm the model (`LossRecovered.doubtful`).
     """
     opened = model if isinstance(model, LanguageModel) else open_model(model)
     place = opened.hook(hook)
@@ -170,7 +199,10 @@ def loss_recovered(
     if centre.shape != (opened.n_features,):
         raise InputError(f"mean has shape {centre.shape}; it must be ({opened.n_features},), one activation")
     ablations: list[Reconstruct] = [np.zeros_like, lambda rows: np.broadcast_to(centre, rows.shape)]
-    return measure.run([*ablations, *named.values()], list(named))
+    found = measure.run([*ablations, *named.values()], list(named))
+    for doubt in found.doubts():
+        logger.warning("%s: %s", found.hook, doubt)
+    return found
 
 
 def _named(given: Any) -> dict[str, Reconstruct]:
@@ -297,6 +329,7 @@ class Measurement:
             Replaced(
                 ratio(loss[:, i], counts),
                 ratio(kl[:, i], counts),
+                ratio(loss[:, i] - intact, counts),
                 ratio(zero - loss[:, i], zero - intact),
                 ratio(mean - loss[:, i], mean - intact),
             )

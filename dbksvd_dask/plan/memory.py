@@ -42,6 +42,7 @@ class FitSizes(NamedTuple):
     reads_ahead : the next batch may be read while this one is computed (stores)
     encoder, gram : as in `dbksvd_dask.DBKSVD`
     rows_first : other tasks bring the rows of a task into memory before it begins (Dask arrays)
+    whitened : samples are multiplied by a matrix of n_features x n_features
     """
 
     n_features: int
@@ -59,6 +60,7 @@ class FitSizes(NamedTuple):
     encoder: str = "mp"
     gram: str = "auto"
     rows_first: bool = False
+    whitened: bool = False
 
 
 class MemoryPlan(NamedTuple):
@@ -118,7 +120,8 @@ def _encoding_bytes(sizes: FitSizes, n: int) -> int:
     rows = n * sizes.n_features
     # as read, in pieces and put together; widened; and the products of a tile
     tile = tile_bytes(sizes.n_features, sizes.n_atoms, sizes.itemsize, _uses_gram(sizes, sizes.n_atoms))
-    return rows * (2 * sizes.read_itemsize + sizes.itemsize) + tile + n * 16
+    white = (rows + sizes.n_features**2) * sizes.itemsize if sizes.whitened else 0
+    return rows * (2 * sizes.read_itemsize + sizes.itemsize) + tile + n * 16 + white
 
 
 def gram_bytes(n_atoms: int, itemsize: int) -> int:
@@ -165,6 +168,9 @@ def plan_fit(sizes: FitSizes, workers: int = 1, threads: int = 1, together: bool
     # a chunk being encoded, and the residual of one being refreshed: its memory is kept for the next
     renewed = n * (sizes.n_features + sizes.k) * sizes.itemsize + 2 * round_atoms
     working = busy * (_encoding_bytes(sizes, n) + renewed)
+    if sizes.whitened:  # while the covariance is summed: samples twice and a matrix per thread in float64
+        summing = n * sizes.n_features * (2 * sizes.read_itemsize + sizes.itemsize + 16) + 8 * sizes.n_features**2
+        working = max(working, busy * summing + 48 * sizes.n_features**2)
     if together:
         waiting = n * (sizes.n_features + sizes.k) * sizes.itemsize
         waiting += n * sizes.n_features * sizes.read_itemsize * sizes.rows_first

@@ -94,6 +94,7 @@ class FitParams:
     frequency_prior: bool = False
     patience: int | None = None
     gram: str = "auto"
+    whiten: float = 0.0
 
     @property
     def slots(self) -> int:
@@ -132,9 +133,13 @@ class FitParams:
         for name, choices in _CHOICES.items():
             if name in out:
                 out[name] = check_choice(name, out[name], choices)
-        for name in ("min_coefficient", "rtol", "growth_threshold"):
+        for name in ("min_coefficient", "rtol", "growth_threshold", "whiten"):
             if name in out:
                 out[name] = check_fraction(name, out[name])
+        if out.get("whiten", 0.0) > 1:
+            raise InputError(
+                f"whiten={out['whiten']} must lie between 0 (not at all) and 1 (wholly); use for example 0.5"
+            )
         if not 0 <= check_fraction("momentum", out.get("momentum", 0.0)) < 1:
             raise InputError(
                 f"momentum={out['momentum']!r} must be below 1; use for example momentum=0.6, or 0 for none"
@@ -313,6 +318,11 @@ def _check_growth(params: FitParams) -> None:
     if not ENCODERS[params.encoder].weighted:
         raise InputError(
             f"growth={params.growth} needs {able('weighted')}; for least squares on what it finds, use refit=True"
+        )
+    if params.whiten > 0:
+        raise InputError(
+            f"growth={params.growth} measures residuals against the noise of the samples; leave out "
+            f"whiten={params.whiten}"
         )
     if params.init == "array":
         raise InputError(f"growth={params.growth} starts from few atoms; use init='uniform' or 'data'")

@@ -28,7 +28,7 @@ def test_a_recipe_gives_the_dictionary_of_the_library_and_is_stored(tmp_path, st
     found = open_dictionary(tmp_path / "run")
     np.testing.assert_array_equal(found.atoms, model.components_)
     assert found.recipe == model.to_dictionary().recipe == "read"
-    assert (found.params["nonneg"], found.params["encode"], found.params["groups"]) == (True, "staged", [18, 18])
+    assert (found.params["nonneg"], found.params["encode"], found.params["groups"]) == (True, "staged", [9, 27])
     assert "recipe 'read'" in repr(found)
     assert "read" in found._repr_html_()
     code, out, _ = jobs.command("info", tmp_path / "run", "--json")

@@ -4,19 +4,22 @@ import argparse
 import json
 
 import numpy as np
+import pytest
 import scipy.sparse as sp
 import zarr
 
 from benchmarks import (
     coherence,
     compositional,
+    frontier_picture,
+    l0_sweep,
     recovery_picture,
     stability,
     synth_model,
     synthsaebench,
     wordnet_probing,
 )
-from dbksvd_dask import DBKSVD
+from dbksvd_dask import DBKSVD, codes_to_csr, encode
 from tests.naive import kernels
 
 
@@ -40,9 +43,11 @@ def test_probing_finds_the_categories(rng):
     tags = np.repeat([0, 1, 2], 100)
     Y = (np.eye(3, 12)[tags] * 4 + rng.standard_normal((300, 12))).astype(np.float32)
     args = argparse.Namespace(atoms=64, k=8, n_iter=2, only=["DB-KSVD, non-negative"])
-    ((name, codes, seconds),) = wordnet_probing.dictionaries(Y, args, 0)
-    row = {"method": name, "seconds": seconds} | wordnet_probing.row_of(codes, tags, 0)
+    (found,) = wordnet_probing.dictionaries(Y, args, 0)
+    row = {"method": found.name, "seconds": found.seconds} | wordnet_probing.row_of(found.codes, tags, 0)
+    row["VE"] = found.variance_explained(Y)
     assert row["k_sp=5"] > 0.7
+    assert 0.5 < row["VE"] < 1
     assert "DB-KSVD, non-negative, plain | 1" in wordnet_probing.table([row])
 
 
@@ -87,6 +92,52 @@ def test_picture_of_recovery_has_a_point_per_l0_with_the_range_over_seeds(tmp_pa
     lines.write_text("\n".join(map(json.dumps, rows)))
     recovery_picture.main([str(tmp_path / "picture.png"), "--rows", str(lines)])
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_frontier_has_a_point_per_recipe_encoding_and_sae(tmp_path):
+    row = {"size": "small", "k": 6, "MCC": 0.5, "F1": 0.6}
+    recovery = [
+        row | {"method": "recipe read", "encode": "own", "EV": 0.4},
+        row | {"method": "recipe read", "encode": "own", "EV": 0.6},
+        row | {"method": "recipe read", "encode": "linear", "EV": 0.3},
+        row | {"method": "Matryoshka SAE", "encode": "own", "EV": 0.7},
+        row | {"method": "DB-KSVD", "encode": "plain", "EV": 0.9},
+        row | {"method": "recipe read", "encode": "own", "EV": 0.0, "k": 3},
+    ]
+    assert frontier_picture.recovery_points(recovery, "F1") == [
+        ("read", "own", 0.5, 0.6),
+        ("read", "linear", 0.3, 0.6),
+        ("Matryoshka SAE", "sae", 0.7, 0.6),
+    ]
+    probing = [
+        {"method": "recipe read", "k_sp=1": 0.8, "VE": 0.6},
+        {"method": "recipe read, linear", "k_sp=1": 0.9, "VE": 0.5},
+        {"method": "Matryoshka SAE, own encoder", "k_sp=1": 0.7},
+        {"method": "Matryoshka SAE, pursuit", "k_sp=1": 0.1},
+    ]
+    assert [tuple(p) for p in frontier_picture.probing_points(probing)] == [
+        ("read", "own", 0.6, 0.8),
+        ("read", "linear", 0.5, 0.9),
+        ("Matryoshka SAE", "sae", None, 0.7),
+        ("TopK SAE", "sae", None, 0.665),
+    ]
+    for name, rows in (("recovery", recovery), ("probing", probing)):
+        (tmp_path / name).write_text("\n".join(map(json.dumps, rows)))
+    given = [f"--{name}={tmp_path / name}" for name in ("recovery", "probing")]
+    frontier_picture.main([str(tmp_path / "picture.png"), *given])
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_sweep_reaches_every_l0_and_its_own_threshold_gives_the_same_codes(rng):
+    Y = (rng.uniform(1, 2, (3000, 30)) * (rng.random((3000, 30)) < 0.1)) @ rng.standard_normal((30, 16))
+    Y = (Y + 0.1 * rng.standard_normal(Y.shape)).astype(np.float32)
+    model = DBKSVD.recipe("recover", 24, 3, validation=0, batch_size=2000).fit(Y)
+    fitted = model.to_dictionary()
+    same = l0_sweep.at_threshold(fitted, 3, fitted.threshold, 2000)
+    np.testing.assert_allclose(same.weights, fitted.weights, rtol=1e-6)
+    for l0 in (2, 4):
+        found = l0_sweep.at_l0(fitted, l0, Y, 2000)
+        assert codes_to_csr(encode(Y, found)).nnz / len(Y) == pytest.approx(l0, rel=0.03)
 
 
 def test_alike_is_one_for_the_same_atoms_in_any_order_and_sign(rng):

@@ -7,6 +7,7 @@ import scipy.sparse as sp
 from dbksvd_dask.errors import InputError, MismatchError
 from dbksvd_dask.evaluate import absorption as module
 from dbksvd_dask.evaluate.absorption import absorbed, absorption, class_atoms, class_probes
+from dbksvd_dask.evaluate.logistic import fit_lasso
 from tests.naive import absorption as naive
 
 RNG = np.random.default_rng(3)
@@ -90,8 +91,37 @@ def test_probes_find_the_direction_of_a_class():
     assert (probes.answer[:, 0] == (label == 0)).mean() > 0.99
 
 
+def test_a_class_that_the_activations_do_not_hold_is_left_out():
+    codes, D, rows, label, train = made_up(0.0)
+    rows[label == 2] = np.random.default_rng(1).permutation(rows[label != 2])[:200]  # look like any other
+    found = absorption(codes, D, rows, label, train)
+    assert found.classes.tolist() == [0, 1, 3, 4]
+    assert found.probe_f1.min() > 0.6
+    everything = absorption(codes, D, rows, label, train, min_probe_f1=0.0)
+    assert everything.classes.tolist() == [0, 1, 2, 3, 4]
+    assert everything.probe_f1[2] < 0.6
+
+
+def test_the_penalty_weighs_as_that_of_saebench(monkeypatch):
+    """Mean of the loss, positives weighted by negatives / positives, plus 0.01 times the sum of the weights."""
+    codes, _, _, label, train = made_up(0.2)
+    given = {}
+
+    def catch(X, side, weight, C):
+        given.update(weight=weight, C=C, side=side)
+        return fit_lasso(X, side, weight=weight, C=C)
+
+    monkeypatch.setattr(module, "fit_lasso", catch)
+    class_atoms(sp.csr_array(codes), label == 0, train, 4, 0.03)
+    side = given["side"]
+    theirs = np.where(side, (~side).sum() / side.sum(), 1.0)
+    np.testing.assert_allclose(given["C"] * given["weight"], theirs / (0.01 * len(side)))
+
+
 def test_bad_input_is_named():
     codes, D, rows, label, train = made_up(0.0)
+    with pytest.raises(InputError, match="F1 score above min_probe_f1=1 on the test samples; give more"):
+        absorption(codes, D, rows, label, train, min_probe_f1=1)
     with pytest.raises(MismatchError, match="encode these samples with this dictionary"):
         absorption(codes[:, :5], D, rows, label, train)
     with pytest.raises(InputError, match="one class number and one bool per sample"):

@@ -58,15 +58,14 @@ def test_the_mean_is_k_on_new_samples_however_they_are_encoded(rng, how):
     assert nonzeros(model.transform(Y[4000:])).mean() == pytest.approx(5, rel=0.04)
 
 
-def test_held_out_rows_set_the_threshold_where_there_are_enough(rng, monkeypatch):
-    monkeypatch.setattr(threshold, "COUNTED_ROWS", 400)
+def test_held_out_rows_set_the_threshold_where_there_are_enough(rng):
     Y = uneven(rng, 4000)
     model = DBKSVD(48, 5, sparsity="mean", n_iter=3, validation=200, batch_size=1000)
     context = model._trainer(Y).context
     state = model.fit(Y).to_dictionary()
-    np.testing.assert_array_equal(threshold.unfitted_rows(context, state), context.stream.validation_rows())
-    monkeypatch.setattr(threshold, "COUNTED_ROWS", 8192)
-    np.testing.assert_array_equal(threshold.unfitted_rows(context, state), context.stream.batch(3))
+    held, following = context.stream.validation_rows(), context.stream.batch(3)
+    np.testing.assert_array_equal(threshold.unfitted_rows(context, state, 400), held)
+    np.testing.assert_array_equal(threshold.unfitted_rows(context, state, 8192), following)
 
 
 @pytest.mark.slow

@@ -85,8 +85,25 @@ def make_model(family="llama", **options):
     return LanguageModel(make_network(family, **options), make_tokenizer(), family)
 
 
-def save_model(folder, family="llama", **options):
-    """Write a model directory as Hugging Face has it; return its path."""
-    make_network(family, **options).save_pretrained(str(folder))
-    make_tokenizer().save_pretrained(str(folder))
+def save_model(folder, family="llama", steps=0, **options):
+    """Write a model directory as Hugging Face has it, after some steps of training; return its path."""
+    network, tokenizer = make_network(family, **options), make_tokenizer()
+    teach(network, tokenizer, steps)
+    network.save_pretrained(str(folder))
+    tokenizer.save_pretrained(str(folder))
     return folder
+
+
+def teach(network, tokenizer, steps):
+    """Train a model on sentences, so that it predicts better than without an activation."""
+    import torch
+
+    adam = torch.optim.Adam(network.parameters(), lr=1e-2)
+    for step in range(steps):
+        given = tokenizer(sentences(16, seed=1000 + step), padding=True, return_tensors="pt")["input_ids"]
+        given = torch.cat([torch.zeros(len(given), 1, dtype=given.dtype), given[:, :40]], 1)
+        labels = torch.where(given == tokenizer.pad_token_id, -100, given)
+        adam.zero_grad()
+        network(given, labels=labels).loss.backward()
+        adam.step()
+    network.eval()

@@ -13,7 +13,7 @@ from dbksvd_dask.lm.reconstruct import dictionary_reconstruction, open_reconstru
 from dbksvd_dask.store.dictionary import save_dictionary
 from tests.conftest import random_dictionary
 from tests.helpers.cli import run
-from tests.helpers.language_models import make_model, save_model, sentences
+from tests.helpers.language_models import make_model, save_model, sentences, teach
 from tests.naive import lm as naive
 
 HOOKS = [("llama", "resid:0"), ("gemma3", "resid:1"), ("gpt2", "mlp:0"), ("neox", "attn:1"), ("gemma3", "mlp:1")]
@@ -157,6 +157,7 @@ def test_losses_agree_with_the_naive_twin(torch, dictionary, family, hook):
     for row, name in ((found.zero, "zero"), (found.mean, "mean"), (d, "d")):
         assert row.loss.value == pytest.approx(loss[name], abs=1e-5)
         assert row.kl.value == pytest.approx(sums[name][:, 1].sum() / n, abs=1e-5)
+        assert row.harm.value == pytest.approx(loss[name] - loss["intact"], abs=1e-5)
     assert d.of_zero.value == pytest.approx((loss["zero"] - loss["d"]) / (loss["zero"] - loss["intact"]), abs=1e-4)
     assert d.of_mean.value == pytest.approx((loss["mean"] - loss["d"]) / (loss["mean"] - loss["intact"]), abs=1e-4)
     assert d.loss.error > 0
@@ -178,6 +179,26 @@ def test_identity_recovers_everything_and_the_mean_nothing(torch, family, hook):
     assert found["identity"].of_zero.value == pytest.approx(1, abs=1e-6)
     assert found["identity"].kl.value == pytest.approx(0, abs=1e-6)
     assert found["mean"].of_mean.value == pytest.approx(0, abs=1e-6)
+
+
+@needs_torch
+def test_an_ablation_that_does_no_harm_is_no_reference(torch, caplog):
+    """An untrained model predicts worse than the uniform distribution, which zero ablation leaves."""
+    from dbksvd_dask.lm import loss_recovered
+
+    model, texts = make_model(), sentences(20, seed=2)
+    found = loss_recovered(model, texts, "resid:1", lambda x: x, context=32)
+    assert found.zero.loss.value == pytest.approx(np.log(320), abs=1e-4)
+    assert found.zero.loss.value < found.intact.value
+    assert "zero" in found.doubtful
+    assert "resid:1: zero ablation has a loss of 5.768" in caplog.text
+    assert "does not clearly harm the model" in caplog.text
+    caplog.clear()
+    teach(model.model, model.tokenizer, 30)
+    found = loss_recovered(model, texts, "resid:1", lambda x: x, context=32)
+    assert found.intact.value < found.mean.loss.value < found.zero.loss.value
+    assert found.doubtful == ()
+    assert not caplog.text
 
 
 def mean_activation(model, texts, hook):

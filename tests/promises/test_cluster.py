@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from distributed import Client
 
-from dbksvd_dask import cluster, events, progress
+from dbksvd_dask import DBKSVD, cluster, events, fit_linear_encoder, progress
 from dbksvd_dask.errors import ClusterError, InputError
 from tests.helpers import clusters
 from tests.helpers.jobs import made_up, write_store
@@ -55,6 +55,7 @@ def test_two_processes_give_the_bits_of_one_thread(client, store, expected):
 MODES = {
     "no gram": {"gram": "never", "n_atoms": 150},
     "groups, staged": {"groups": (8, 16, 24), "encode": "staged"},
+    "groups, whitened": {"groups": (8, 16, 24), "whiten": 0.5},
     "non-negative, mean": {"nonneg": True, "sparsity": "mean"},
     "growing, prior": {
         "n_atoms": 24,
@@ -72,6 +73,15 @@ MODES = {
 @pytest.mark.parametrize("mode", MODES)
 def test_every_mode_gives_the_bits_of_one_thread(client, store, mode):
     clusters.same(clusters.fit(store, **MODES[mode]), clusters.on_threads(store, 1, **MODES[mode]))
+
+
+def test_a_linear_encoder_has_the_bits_of_one_thread(client, store):
+    model = DBKSVD(24, 4, n_iter=1, validation=0).fit(store)
+    found = fit_linear_encoder(model, store, chunk_size=400)
+    with dask.config.set(scheduler="synchronous"):
+        expected = fit_linear_encoder(model, store, chunk_size=400)
+    for name in ("W", "b", "threshold"):
+        assert getattr(found, name).tobytes() == getattr(expected, name).tobytes()
 
 
 @pytest.fixture(params=["direct", "tasks"])

@@ -1,0 +1,63 @@
+"""Whitening: the maps, and what they do to samples and atoms."""
+
+import numpy as np
+import pytest
+
+from dbksvd_dask.kernels import chunk, whiten
+
+
+@pytest.fixture
+def samples(rng):
+    """Centred samples whose directions vary by a factor of 20."""
+    Y = rng.standard_normal((4000, 5)) * np.array([10, 5, 2, 1, 0.5])
+    Q = np.linalg.qr(rng.standard_normal((5, 5)))[0]
+    Y = (Y @ Q).astype(np.float32)
+    return Y - Y.mean(axis=0)
+
+
+def naive_maps(Y, a):
+    """The formula as written: C^(-a/2), scaled to keep the mean squared norm, and its inverse."""
+    values, vectors = np.linalg.eigh(np.cov(Y.T.astype(float), bias=True))
+    W = sum(v ** (-a / 2) * np.outer(q, q) for v, q in zip(values, vectors.T, strict=True))
+    W *= np.sqrt(np.square(Y).sum() / np.square(Y @ W).sum())
+    return W, np.linalg.inv(W)
+
+
+@pytest.mark.parametrize("a", [0.0, 0.5, 1.0])
+def test_maps_are_those_of_the_formula(samples, a):
+    maps = whiten.whitening(whiten.second_moment(samples), a, np.dtype(np.float64))
+    for got, expected in zip(maps, naive_maps(samples, a), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_whole_whitening_makes_all_directions_alike_and_keeps_the_norm(samples):
+    maps = whiten.whitening(whiten.second_moment(samples), 1.0, samples.dtype)
+    Z = chunk.whiten(samples, maps.forward)
+    np.testing.assert_allclose(np.cov(Z.T), np.eye(5) * np.cov(Z.T).trace() / 5, atol=0.02)
+    assert np.square(Z).sum() == pytest.approx(np.square(samples).sum(), rel=1e-4)
+
+
+def test_atoms_come_back_as_they_went(samples, make_dictionary):
+    maps = whiten.whitening(whiten.second_moment(samples), 0.5, samples.dtype)
+    D = make_dictionary(12, 5)
+    there = maps.into(D)
+    np.testing.assert_allclose(np.linalg.norm(there, axis=1), 1, rtol=1e-6)
+    np.testing.assert_allclose(maps.back(there), D, atol=1e-5)
+    assert np.abs(there - D).max() > 0.1
+
+
+def test_codes_of_whitened_samples_reconstruct_samples(samples, make_dictionary, rng):
+    """X D' = Y W exactly gives X |D' W^-1| D = Y."""
+    maps = whiten.whitening(whiten.second_moment(samples), 0.5, np.dtype(np.float64))
+    there, X = maps.into(make_dictionary(12, 5).astype(float)), rng.random((7, 12))
+    lengths = np.linalg.norm(there @ maps.backward, axis=1)
+    np.testing.assert_allclose((X * lengths) @ maps.back(there), X @ there @ maps.backward, atol=1e-9)
+
+
+@pytest.mark.parametrize("n_used", [0, 2])
+def test_directions_without_variance_stay_finite(samples, n_used):
+    Y = samples.copy()
+    Y[:, n_used:] = 0
+    maps = whiten.whitening(whiten.second_moment(Y), 1.0, samples.dtype)
+    assert np.isfinite(maps.forward).all()
+    np.testing.assert_allclose(maps.forward @ maps.backward, np.eye(5), atol=1e-4)
