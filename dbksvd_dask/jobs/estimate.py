@@ -271,10 +271,9 @@ def estimate_import(
     """
     from dbksvd_dask.importers.selection import Rules
     from dbksvd_dask.jobs._parts import check_part_alone
-    from dbksvd_dask.jobs.import_ import ImportJob
+    from dbksvd_dask.jobs.import_ import RULES, ImportJob
 
-    names = ("mask", "mask_array", "drop_first_token", "drop_outliers", "nonfinite")
-    rules = Rules(**{name: options.pop(name) for name in names if name in options})
+    rules = Rules(**{name: options.pop(name) for name in RULES if name in options})
     job = ImportJob(source, path, rules=rules, **options)
     try:
         return _estimate_import(job, check_part_alone(part, job.force))
