@@ -31,7 +31,7 @@ class Dictionary:
     Attributes
     ----------
     atoms : (n_atoms, n_features), unit rows
-    mean : (n_features,) float64 taken off every sample, or None
+    mean : (n_features,) float64 subtracted from every sample, or None
     params : parameters of the fit (see `plan.params.FitParams.to_json`); at least n_atoms and k
     source : what it was fitted on
     iteration : outer batches done

@@ -54,7 +54,7 @@ def encode(
         fitted `DBKSVD`. It encodes as it was fitted, with its mean, groups, threshold and weights.
     k : most nonzeros per sample
         With a fitted dictionary, None or the k of its fit; another k sets its threshold aside.
-    mean : ndarray of shape (n_features,) taken off every sample, or None
+    mean : ndarray of shape (n_features,) subtracted from every sample, or None
     encoder, nonneg, refit, min_coefficient, rtol, gram
         As for `DBKSVD`; None for those of the fit, or for an ndarray the defaults of `DBKSVD`.
     device : {"auto", "cpu", "gpu"}; where the heavy work runs

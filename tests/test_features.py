@@ -69,6 +69,23 @@ def test_a_row_its_vector_and_its_text_have_the_same_features():
     assert features.on(0).to_pandas().index.tolist() == features.on(0).atoms
 
 
+def test_features_of_a_sample_are_ranked_by_coefficient_times_rarity():
+    dictionary, codes, _, Y = text_report_parts(dead=0)
+    features = open_features(dictionary, codes, [f"text {i}" for i in range(len(Y))])
+    shown = [features.on(row) for row in range(40)]
+    table = features.to_pandas()
+    for active in shown:
+        telling = [abs(x) * math.log(1 / table.density[j]) for j, x in active.strength.items()]
+        assert telling == pytest.approx(sorted(telling, reverse=True), abs=0.02)
+        raw = dict(zip(active.atom[0].tolist(), active.coefficient[0].tolist(), strict=True))
+        assert all(x == raw[j] for j, x in active.strength.items())
+    by_size = [sorted(active.strength.values(), key=abs, reverse=True) for active in shown]
+    assert [list(active.strength.values()) for active in shown] != by_size
+    assert list(shown[0].to_pandas().columns) == ["coefficient", "density", "name"]
+    assert "density" in shown[0]._repr_html_()
+    assert "%" in repr(shown[0])
+
+
 def test_nearest_are_the_largest_cosines(parts):
     features, *_ = parts
     D = features.dictionary.atoms

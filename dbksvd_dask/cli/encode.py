@@ -34,13 +34,8 @@ PARAMETERS: dict[str, Any] = {
     help="Data type of the stored coefficients.",
 )
 @click.option("--n-top", type=click.IntRange(1), default=64, show_default=True, help="Samples kept per atom.")
-@click.option(
-    "--part",
-    type=options.Part(),
-    default=None,
-    help="Do one part, such as 3/8, without finishing. auto: the part of this array job.",
-)
-@click.option("--finish", is_flag=True, help="Assemble what the parts have written.")
+@options.part_option
+@click.option("--finish", is_flag=True, help="Encode nothing: publish OUT, or say which parts are missing.")
 @click.option("--resume", is_flag=True, help="Has no effect: an interrupted encode always resumes.")
 @output.log_option
 @output.status_option
@@ -55,13 +50,13 @@ def command(store: str, dictionary: str, path: str, as_json: bool, show_plan: bo
     otherwise. The reconstruction is measured and each atom's statistics are gathered in the same pass.
 
     OUT appears once it is complete. An interrupted encode resumes: run the same command again. Machines that share
-    a file system can split the work: each does one part, in any order, and then one of them finishes.
+    a file system can split the work: each does one part, in any order, and the last one to end publishes OUT.
 
     \b
     dbksvd encode store.zarr run codes.zarr
     dbksvd encode store.zarr run codes.zarr --part 3/8      # on eight machines: 1/8 to 8/8
     dbksvd encode store.zarr run codes.zarr --part auto     # in an array job of SLURM or Kubernetes
-    dbksvd encode store.zarr run codes.zarr --finish        # afterwards
+    dbksvd encode store.zarr run codes.zarr --finish        # afterwards: are any parts missing?
     dbksvd encode store.zarr run codes.zarr --encoder omp --workers 4
     """  # noqa: D301 - click needs the backspace character itself
     from dbksvd_dask import cluster
@@ -89,7 +84,7 @@ def _describe(result: EncodeResult, part: tuple[int, int] | None) -> str:
     if not result.finished and part is not None:
         return (
             f"{result.path}: part {part[0]}/{part[1]} done, {result.samples_written} samples in "
-            f"{_words.format_seconds(result.seconds)}{kept}; when all parts are done, run with --finish"
+            f"{_words.format_seconds(result.seconds)}{kept}; the last part to end publishes the codes"
         )
     numbers = result.metrics
     figures = [

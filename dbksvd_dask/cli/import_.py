@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from dbksvd_dask import _words
-from dbksvd_dask.cli import output
+from dbksvd_dask.cli import options, output
 from dbksvd_dask.errors import InputError
 
 # what to say of the rows by (link, verify)
@@ -61,6 +61,8 @@ CHECKED = {
     default=None,
     help="Read every chunk back and compare it; default, except with --link, where it records checksums.",
 )
+@options.part_option
+@options.worker_options
 @output.log_option
 @output.status_option
 @output.force_option
@@ -73,7 +75,7 @@ def command(
     show_plan: bool,
     log: str | None,
     status: str | None,
-    **options: Any,
+    **given: Any,
 ) -> None:
     """Turn activations on disk into a store that `fit` and `encode` read at full speed.
 
@@ -87,7 +89,9 @@ def command(
     rows are plain bytes (.npy, .safetensors, raw, uncompressed Zarr) and none are left out. A file that changes
     later is refused by name.
 
-    DST appears once it is complete. An interrupted import resumes: run the same command again.
+    DST appears once it is complete. An interrupted import resumes: run the same command again. Machines that share
+    a file system can split the work: each does one part, in any order, and the last one to end publishes DST. With
+    --scheduler or --workers, Dask workers read and write.
 
     \b
     dbksvd import activations.npy store.zarr --texts texts.txt
@@ -96,6 +100,8 @@ def command(
     dbksvd import cache/ store.zarr --drop-first-token --drop-outliers 10
     dbksvd import acts.bin store.zarr --dtype bfloat16 --n-features 2304
     dbksvd import 'shards/*.safetensors' store.zarr --link
+    dbksvd import 'shards/*.npy' store.zarr --part 3/8     # on eight machines: 1/8 to 8/8
+    dbksvd import 'shards/*.npy' store.zarr --part auto    # in an array job of SLURM or Kubernetes
     """  # noqa: D301 - click needs the backspace character itself
     from dbksvd_dask.jobs.estimate import estimate_import
     from dbksvd_dask.jobs.import_ import import_activations
@@ -105,16 +111,20 @@ def command(
             f"{path} is a file, and the last argument is the store to write: "
             f"dbksvd import {source[0]} ... store.zarr"
         )
+    workers = options.workers_of(given)
     if show_plan:
-        output.report(estimate_import(source, path, **options), as_json)
+        output.report(estimate_import(source, path, **given), as_json)
         return
-    with output.watching(as_json, log, status=status) as callbacks:
-        result = import_activations(source, path, callbacks=callbacks, **options)
+    with workers, output.watching(as_json, log, status=status) as callbacks:
+        result = import_activations(source, path, callbacks=callbacks, **given)
+    if not result.finished:
+        output.report(asdict(result), as_json, output.describe_part(result, given["part"]))
+        return
     text = (
         f"{result.path}: {result.n_samples} x {result.n_features} {result.dtype} "
-        f"({_words.format_bytes(result.nbytes)}) {'linked to' if options['link'] else 'from'} {result.n_files} "
+        f"({_words.format_bytes(result.nbytes)}) {'linked to' if given['link'] else 'from'} {result.n_files} "
         f"file{'s' * (result.n_files != 1)} in {_words.format_seconds(result.seconds)}"
-    ) + CHECKED.get((options["link"], options["verify"]), "")
+    ) + CHECKED.get((given["link"], given["verify"]), "")
     if result.chunks_kept:
         text += f"; resumed after {result.chunks_kept} of {result.chunks_kept + result.chunks_written} chunks"
     if any(result.dropped.values()):

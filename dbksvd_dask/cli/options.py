@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import click
@@ -114,6 +116,12 @@ class Part(click.ParamType):  # type: ignore[type-arg]
         return int(i), int(n)
 
 
+def part_option(function: F) -> F:
+    """Add --part: one share of a job."""
+    text = "Do one part, such as 3/8. The last part to end publishes the result. auto: the part of this array job."
+    return click.option("--part", type=Part(), default=None, help=text)(function)
+
+
 class WorkerGrid(click.ParamType):  # type: ignore[type-arg]
     """Workers and threads of each, such as 16x8."""
 
@@ -183,23 +191,42 @@ def _option(name: str, default: Any) -> Callable[[F], F]:
     return click.option(flag, name, type=kind, default=default, show_default=shown, help=text)
 
 
+_WORKERS = [
+    click.option("--workers", type=click.IntRange(1), help="Start this many worker processes here."),
+    click.option("--scheduler", metavar="ADDRESS", help="Use a running Dask cluster: tcp://host:8786."),
+    click.option("--wait-for", type=click.IntRange(1), metavar="N", help="Start once the cluster has N workers."),
+]
+_THREADS = [click.option("--threads", type=click.IntRange(1), help="Threads of this process, or of each worker.")]
+_TLS = [
+    click.option("--tls-ca", type=click.Path(), help="Certificate of the cluster's authority (PEM)."),
+    click.option("--tls-cert", type=click.Path(), help="Certificate of this client (PEM)."),
+    click.option("--tls-key", type=click.Path(), help="Key of this client, if in a separate file (PEM)."),
+]
+
+
 def scheduler_options(function: F) -> F:
     """Add the options that say where a command runs; see `cluster.connect`."""
-    for option in reversed(
-        [
-            click.option("--workers", type=click.IntRange(1), help="Start this many worker processes here."),
-            click.option("--scheduler", metavar="ADDRESS", help="Use a running Dask cluster: tcp://host:8786."),
-            click.option(
-                "--wait-for", type=click.IntRange(1), metavar="N", help="Start once the cluster has N workers."
-            ),
-            click.option("--threads", type=click.IntRange(1), help="Threads of this process, or of each worker."),
-            click.option("--tls-ca", type=click.Path(), help="Certificate of the cluster's authority (PEM)."),
-            click.option("--tls-cert", type=click.Path(), help="Certificate of this client (PEM)."),
-            click.option("--tls-key", type=click.Path(), help="Key of this client, if in a separate file (PEM)."),
-        ]
-    ):
+    for option in reversed([*_WORKERS, *_THREADS, *_TLS]):
         function = option(function)
     return function
+
+
+def worker_options(function: F) -> F:
+    """Add the options that let workers do a job which otherwise needs no Dask."""
+    for option in reversed([*_WORKERS, *_TLS]):
+        function = option(function)
+    return function
+
+
+def workers_of(options: dict[str, Any]) -> AbstractContextManager[Any]:
+    """Take the `worker_options` out of a command's options; return what uses the workers, if any, for a block."""
+    names = ("workers", "scheduler", "wait_for", "tls_ca", "tls_cert", "tls_key")
+    given = {name: options.pop(name) for name in names}
+    if all(value is None for value in given.values()):
+        return contextlib.nullcontext()  # without loading Dask
+    from dbksvd_dask import cluster
+
+    return cluster.connect(**connection({**given, "threads": None}))
 
 
 def connection(options: dict[str, Any]) -> dict[str, Any]:

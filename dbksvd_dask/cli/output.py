@@ -91,6 +91,23 @@ def report(fields: Mapping[str, Any], as_json: bool, text: str | None = None) ->
         say(table(fields) if text is None else text)
 
 
+def describe_part(result: Any, part: tuple[int, int]) -> str:
+    """One line for people about a part of an import or a shuffle that others have to complete."""
+    kept = f", {result.chunks_kept} kept from an earlier run" if result.chunks_kept else ""
+    from dbksvd_dask.store.atomic import describe_parts
+
+    left = describe_parts(result.parts_missing)
+    return (
+        f"{result.path}: part {part[0]}/{part[1]} done, {result.chunks_written} chunks in "
+        f"{format_seconds(result.seconds)}{kept}; "
+        + (
+            f"parts not done yet: {left} of {part[1]}; the last one to end publishes the store"
+            if left
+            else "all parts are done, and another process publishes the store"
+        )
+    )
+
+
 def say(text: str, err: bool = False) -> None:
     """Print text for people, whatever the files say that it names: no credentials, no terminal codes."""
     click.echo(printable(redacted(text), keep="\n\t"), err=err)

@@ -93,7 +93,7 @@ def warn_of_mixed_arithmetic(client: Any) -> None:
     new = [worker for worker in client.nthreads() if worker not in known]
     if not new:
         return
-    _require_same_package(client, new)
+    require_same_package(client, new)
     before = set(known.values())
     known.update(client.run(arithmetic, workers=new, on_error="ignore"))
     if len(set(known.values())) > max(1, len(before)):
@@ -110,8 +110,8 @@ def warn_of_mixed_arithmetic(client: Any) -> None:
         )
 
 
-def _require_same_package(client: Any, workers: list[str]) -> None:
-    """Refuse workers that have another version of this package, or cannot import it."""
+def require_same_package(client: Any, workers: list[str] | None = None) -> None:
+    """Refuse workers, by default all, that have another version of this package or cannot import it."""
 
     def version() -> str:  # a local function is pickled by value, so a worker of any version can run it
         import dbksvd_dask

@@ -21,6 +21,7 @@ from dbksvd_dask.importers.collection import Collection
 from dbksvd_dask.importers.numpy_files import open_npy
 from dbksvd_dask.importers.registry import find_files, natural_mask
 from dbksvd_dask.importers.values import exact_median, nonfinite_rows, row_norms
+from dbksvd_dask.plan.units import turned
 from dbksvd_dask.store import atomic, paths
 from dbksvd_dask.store.paths import PathLike
 
@@ -131,24 +132,39 @@ class Selection:
 
     # -- the pass ----------------------------------------
 
-    def scan(self, on_block: Callable[[int], None] | None = None) -> int:
+    def scan(self, on_block: Callable[[int], None] | None = None, begin: int = 0) -> int:
         """Scan every block that is not scanned yet; return how many.
 
         Parameters
         ----------
         on_block : callable, optional
             Called with the number of blocks that are done.
+        begin : int
+            The block to begin with. Processes that begin at different ones share the work.
         """
-        ledger = atomic.Ledger(self.folder, "block")
-        missing = [block for block in range(self.n_blocks) if not self._is_scanned(ledger, block)]
-        for count, block in enumerate(missing):
-            ledger.unmark(block)  # of findings that were damaged
-            ledger.mark(block, self._scan_block(block))
+        scanned = 0
+        for count, block in enumerate(turned(range(self.n_blocks), begin)):
+            scanned += self.scan_block(block)
             if on_block is not None:
-                on_block(self.n_blocks - len(missing) + count + 1)
+                on_block(count + 1)
         if self.n_blocks:
+            ledger = atomic.Ledger(self.folder, "block")
             self._gather([ledger.read(block) for block in range(self.n_blocks)])
-        return len(missing)
+        return scanned
+
+    def missing_blocks(self) -> list[int]:
+        """Return the blocks that are not scanned yet."""
+        ledger = atomic.Ledger(self.folder, "block")
+        return [block for block in range(self.n_blocks) if not self._is_scanned(ledger, block)]
+
+    def scan_block(self, block: int) -> bool:
+        """Scan one block unless that is done, by whichever process; return whether it was scanned now."""
+        ledger = atomic.Ledger(self.folder, "block")
+        if self._is_scanned(ledger, block):
+            return False
+        ledger.unmark(block)  # of findings that were damaged
+        ledger.mark(block, self._scan_block(block))
+        return True
 
     def _is_scanned(self, ledger: atomic.Ledger, block: int) -> bool:
         """Return whether the findings of a block exist as they were written."""

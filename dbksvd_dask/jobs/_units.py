@@ -21,6 +21,7 @@ from dbksvd_dask.graph.load import dictionary_and_gram, prepare
 from dbksvd_dask.graph.run import current_client
 from dbksvd_dask.graph.sources import StoreRows
 from dbksvd_dask.graph.tasks import Tasks
+from dbksvd_dask.jobs._workers import run_on_client
 from dbksvd_dask.kernels.blas import one_blas_thread
 from dbksvd_dask.kernels.moments import merge_moments
 from dbksvd_dask.plan import units as plan_units
@@ -112,7 +113,7 @@ def run_units(tasks: Iterator[Delayed], on_done: Callable[[UnitWritten], None]) 
     client = current_client()
     if client is not None:
         run.warn_of_mixed_arithmetic(client)
-        _run_on_client(client, tasks, on_done)
+        run_on_client(client, tasks, on_done)
         return
 
     def heard(key: Any, result: Any, *_: Any) -> None:
@@ -122,19 +123,3 @@ def run_units(tasks: Iterator[Delayed], on_done: Callable[[UnitWritten], None]) 
     while window := list(itertools.islice(tasks, LOCAL_WINDOW)):
         with DaskCallback(posttask=heard):
             dask.compute(window)
-
-
-def _run_on_client(client: Any, tasks: Iterator[Delayed], on_done: Callable[[UnitWritten], None]) -> None:
-    from distributed import as_completed
-
-    # two per thread: one at work and one whose chunk is next
-    in_flight = max(8, 2 * sum(client.nthreads().values()))
-    running = as_completed([client.compute(task) for task in itertools.islice(tasks, in_flight)])
-    try:
-        for future in running:
-            on_done(future.result())
-            for task in itertools.islice(tasks, 1):
-                running.add(client.compute(task))
-    except BaseException:
-        client.cancel(list(running.futures))  # an exception keeps this frame: the rest would keep running
-        raise

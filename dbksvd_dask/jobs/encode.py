@@ -20,6 +20,7 @@ from dbksvd_dask.errors import InputError, MismatchError, StoreError
 from dbksvd_dask.graph import run as graph_run
 from dbksvd_dask.graph.encode import place_encoding, plan_encoding
 from dbksvd_dask.jobs import _units
+from dbksvd_dask.jobs._parts import check_part, run_part
 from dbksvd_dask.plan.device import Placement
 from dbksvd_dask.plan.encoder import EncodeSpec
 from dbksvd_dask.plan.params import DEVICES, check_choice, check_integer
@@ -165,6 +166,10 @@ class EncodeJob:
         """Remove what a run that was killed after publishing left behind."""
         tidy(self.path)
 
+    def abandon(self) -> None:
+        """Remove what this process has begun after another one had published the result."""
+        self.writer.discard()
+
     def init(self, *, begin_again: bool = True) -> CodesWriter:
         """Begin the codes store, or resume an unfinished one.
 
@@ -252,6 +257,10 @@ class EncodeJob:
                 graph_run.attempt(encode_rest, self._retrying)
         return total - kept, kept
 
+    def missing(self) -> list[int]:
+        """Return the units that are not encoded."""
+        return self.writer.missing()
+
     def _missing(self, units: range) -> list[int]:
         return sorted(set(self.writer.missing()) & set(units))
 
@@ -277,14 +286,6 @@ class EncodeJob:
         with atomic.explain_full_disk(self.writer.work):
             self.writer.finish(overwrite=self.force)
         return dict(codes_attributes(self.path)["metrics"])
-
-
-def check_part(part: tuple[int, int]) -> tuple[int, int]:
-    """Return (i, n) if it names a part."""
-    i, n = part
-    if not 1 <= i <= n:
-        raise InputError(f"part {i}/{n} does not exist; parts count from 1/{max(n, 1)} to {max(n, 1)}/{max(n, 1)}")
-    return i, n
 
 
 def _stored(spec: EncodeSpec, n_atoms: int) -> dict[str, Any]:
@@ -333,9 +334,10 @@ def encode_store(
     n_top : int
         Samples kept per atom, those with the largest absolute coefficients.
     part : (i, n), optional
-        Do part i of n, counted from 1, and do not finish. Any process that sees the files may do any part.
+        Do part i of n, counted from 1. Any process that sees the files may do any part while others do theirs; the
+        last one to end publishes the codes.
     finish : bool
-        Only finish: merge and publish what the parts have written.
+        Only finish: publish what the parts have written, or say which are missing.
     resume : bool
         Has no effect: succeeds without work if these codes already exist, with or without it.
     force : bool
@@ -430,17 +432,14 @@ def _encode_all(job: EncodeJob, finish: bool, lock: Lock) -> Done:
 
 def _encode_part(job: EncodeJob, part: tuple[int, int]) -> Done:
     """Encode one part; if another process finishes meanwhile, it did not need this part."""
-    try:
+
+    def work() -> tuple[int, int] | None:
         job.init(begin_again=False)
         if job.is_there():  # published between the check and the beginning
-            job.writer.discard()
-            return _found(job)
-        return *job.run(part), None
-    except (FileNotFoundError, StoreError) as error:
-        if paths.is_remote(job.path) or paths.exists(job.writer.work):
-            raise
-        if job.is_there():
-            return _found(job)
-        raise StoreError(
-            f"{job.writer.work} is gone: another process has finished or discarded this encode; run the part again"
-        ) from error
+            return None
+        return job.run(part)
+
+    done, finished = run_part(job, "encode", work)
+    if done is None:
+        return _found(job)
+    return *done, dict(codes_attributes(job.path)["metrics"]) if finished else None

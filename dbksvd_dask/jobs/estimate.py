@@ -256,12 +256,14 @@ def cluster_seconds(
 # ---------------------------------------------------------------------------------------------- jobs
 
 
-def estimate_import(source: PathLike | Sequence[PathLike], path: PathLike, **options: Any) -> dict[str, Any]:
-    """Estimate what an import will take.
+def estimate_import(
+    source: PathLike | Sequence[PathLike], path: PathLike, *, part: tuple[int, int] | None = None, **options: Any
+) -> dict[str, Any]:
+    """Estimate what an import, or one part of it, will take.
 
     Parameters
     ----------
-    source, path, **options : as of `import_activations`
+    source, path, part, **options : as of `import_activations`
 
     Returns
     -------
@@ -269,27 +271,30 @@ def estimate_import(source: PathLike | Sequence[PathLike], path: PathLike, **opt
         Sizes, passes, bytes and seconds; seconds are None where the target cannot be written to yet.
     """
     from dbksvd_dask.importers.selection import Rules
+    from dbksvd_dask.jobs._parts import check_part_alone
     from dbksvd_dask.jobs.import_ import ImportJob
 
     names = ("mask", "mask_array", "drop_first_token", "drop_outliers", "nonfinite")
     rules = Rules(**{name: options.pop(name) for name in names if name in options})
     job = ImportJob(source, path, rules=rules, **options)
     try:
-        return _estimate_import(job)
+        return _estimate_import(job, check_part_alone(part, job.force))
     finally:
         job.close()
 
 
-def _estimate_import(job: Any) -> dict[str, Any]:
+def _estimate_import(job: Any, part: tuple[int, int] | None) -> dict[str, Any]:
     from dbksvd_dask.jobs.base import storing_threads
     from dbksvd_dask.store.chunk_file import PIECE_BYTES
     from dbksvd_dask.store.dtypes import stored_dtype
 
     rows, first = job.rows, min(job.rows.n_rows, job.chunk_rows)
     row_bytes = rows.n_features * stored_dtype(rows.dtype).itemsize
+    chunks = job.chunks_of(part)  # of all rows: which are left out is not known yet
+    n_rows = min(chunks.stop * job.chunk_rows, rows.n_rows) - min(chunks.start * job.chunk_rows, rows.n_rows)
     # linked rows are read for their checksums only
     passes = int(job.verify) if job.link else 1 + job.rules.reads_rows
-    total = rows.n_rows * row_bytes
+    total = n_rows * row_bytes
     # rows that are stored as they are in their files are copied piece by piece
     copied = job.rules.keep_all and rows.spans(0, first) is not None
     read, write = _seconds_per_byte(lambda: rows.read(0, first)), 0.0 if job.link else write_seconds(job.path)
@@ -298,12 +303,12 @@ def _estimate_import(job: Any) -> dict[str, Any]:
     return {
         "source": rows.source,
         "files": len(rows.members),
-        "rows": rows.n_rows,
+        "rows": n_rows,
         "features": rows.n_features,
         "dtype": rows.dtype,
         "passes": passes,
         "read_bytes": total * passes,
-        "written_bytes": rows.n_rows * job.written_row_bytes,
+        "written_bytes": n_rows * job.written_row_bytes,
         "memory_bytes": import_memory(
             job.chunk_rows * row_bytes, storing_threads(), PIECE_BYTES if copied else None
         ),
@@ -311,13 +316,16 @@ def _estimate_import(job: Any) -> dict[str, Any]:
     }
 
 
-def estimate_shuffle(source: PathLike, path: PathLike, **options: Any) -> dict[str, Any]:
-    """Estimate what a shuffle will take.
+def estimate_shuffle(
+    source: PathLike, path: PathLike, *, part: tuple[int, int] | None = None, **options: Any
+) -> dict[str, Any]:
+    """Estimate what a shuffle, or one part of it if all run at the same time, will take.
 
     Parameters
     ----------
-    source, path, **options : as of `shuffle_activations`
+    source, path, part, **options : as of `shuffle_activations`
     """
+    from dbksvd_dask.jobs._parts import check_part_alone
     from dbksvd_dask.jobs._passes import MOST_MAPPED_BYTES
     from dbksvd_dask.jobs.shuffle import ShuffleJob
     from dbksvd_dask.store.writer import require_free
@@ -325,7 +333,9 @@ def estimate_shuffle(source: PathLike, path: PathLike, **options: Any) -> dict[s
     job = ShuffleJob(source, path, **options)
     require_free(job.path, job.force, "force")
     reader, nbytes = job.reader, job.nbytes
-    passes = 1 if job.fits_one_pass() else 2
+    passes = 1 if check_part_alone(part, job.force) is None and job.fits_one_pass() else 2
+    rows = sum(stop - start for start, stop in map(job.plan.bounds, job.buckets_of(part)))
+    own = nbytes * rows // reader.n_samples
     read = _seconds_per_byte(lambda: reader.read_stored(*reader.chunk_bounds(0)))
     write = write_seconds(job.path)
     beside = nbytes - reader.nbytes  # aligned arrays are held, rows are mapped
@@ -333,16 +343,16 @@ def estimate_shuffle(source: PathLike, path: PathLike, **options: Any) -> dict[s
     block = job.plan.block_rows * nbytes / job.plan.n_samples
     return {
         "source": reader.path,
-        "rows": reader.n_samples,
+        "rows": rows,
         "features": reader.n_features,
         "passes": passes,
-        "blocks": job.plan.n_blocks,
-        "read_bytes": 2 * nbytes,
-        "written_bytes": passes * nbytes,
+        "blocks": len(job.buckets_of(part)),
+        "read_bytes": 2 * own,
+        "written_bytes": passes * own,
         "scratch": job.scratch if passes == 2 else None,
         "scratch_bytes": nbytes if passes == 2 else 0,
         "memory_bytes": shuffle_memory(job.plan.n_samples, nbytes, block, mapped if passes == 1 else None),
-        "estimated_seconds": None if write is None else nbytes * (2 * read + passes * write),
+        "estimated_seconds": None if write is None else own * (2 * read + passes * write),
     }
 
 

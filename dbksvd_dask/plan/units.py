@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -115,6 +115,37 @@ def spread(n_chunks: int, threads: Sequence[int]) -> list[int]:
     if ends.size == 0 or ends[-1] == 0:
         return []
     return [int(np.searchsorted(ends, c * int(ends[-1]) // n_chunks, side="right")) for c in range(n_chunks)]
+
+
+# ---------------------------------------------------------------------------------------------- parts of a job
+
+
+def part_range(n: int, part: int, n_parts: int) -> range:
+    """Return which of n pieces of work belong to part `part` of 1..n_parts: neighbours, as evenly as possible.
+
+    >>> [list(part_range(5, part, 3)) for part in (1, 2, 3)]
+    [[0], [1, 2], [3, 4]]
+    """
+    return range((part - 1) * n // n_parts, part * n // n_parts)
+
+
+def parts_with(missing: Iterable[int], n: int, n_parts: int) -> list[int]:
+    """Return the parts of 1..n_parts to which some of the missing pieces belong.
+
+    >>> parts_with([0, 4], 5, 3)
+    [1, 3]
+    """
+    left = set(missing)
+    return [part for part in range(1, n_parts + 1) if left & set(part_range(n, part, n_parts))]
+
+
+def turned(pieces: Sequence[int], first: int) -> list[int]:
+    """Return pieces of work in order from piece `first` on, and then those before it.
+
+    >>> turned(range(5), 3)
+    [3, 4, 0, 1, 2]
+    """
+    return [*(piece for piece in pieces if piece >= first), *(piece for piece in pieces if piece < first)]
 
 
 # ---------------------------------------------------------------------------------------------- units of a job

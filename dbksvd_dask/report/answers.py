@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
@@ -96,7 +97,11 @@ class Nearest:
 
 @dataclass(frozen=True, eq=False)
 class Active:
-    """The features that are active on a sample or on the tokens of a text, strongest first.
+    """The features that are active on a sample or on the tokens of a text, the most telling first.
+
+    Dense features have large coefficients on every sample and say little about this one. Features are therefore
+    ranked by the size of the coefficient times ``log(1 / density)``, where the density is the share of samples
+    that use the feature. The coefficient itself is shown.
 
     Attributes
     ----------
@@ -119,18 +124,24 @@ class Active:
 
     @property
     def strength(self) -> dict[int, float]:
-        """Coefficient of each active feature, of the largest size over the tokens, strongest first."""
+        """Coefficient of each active feature, of the largest size over the tokens; the most telling first."""
         order = np.argsort(-np.abs(self.coefficient), axis=None, kind="stable")
         pairs = zip(self.atom.ravel()[order].tolist(), self.coefficient.ravel()[order].tolist(), strict=True)
-        out: dict[int, float] = {}
+        found: dict[int, float] = {}
         for j, x in pairs:
             if j >= 0 and x != 0:
-                out.setdefault(j, x)
-        return out
+                found.setdefault(j, x)
+        ranked = sorted(found, key=lambda j: -abs(found[j]) * self._rarity(j))
+        return {j: found[j] for j in ranked}
+
+    def _rarity(self, atom: int) -> float:
+        """Return log(1 / density) of a feature; finite also where no sample, or every sample, uses it."""
+        counted = self.material.facts.codes
+        return math.log((counted.n_samples + 1) / (float(counted.n_active[atom]) + 0.5))
 
     @property
     def atoms(self) -> list[int]:
-        """Numbers of the features, strongest first."""
+        """Numbers of the features, the most telling first."""
         return list(self.strength)
 
     def along(self, atom: int) -> Rows:
@@ -138,24 +149,34 @@ class Active:
         return np.where(self.atom == atom, self.coefficient, 0).sum(axis=1)
 
     def to_pandas(self) -> Any:
-        """Return the active features as a pandas DataFrame, strongest first."""
+        """Return the active features as a pandas DataFrame, the most telling first."""
         import pandas as pd
 
         strength = self.strength
         names = [self.material.name(j) for j in strength]
-        columns = {"coefficient": list(strength.values()), "name": names}
+        density = [float(self.material.facts.codes.density[j]) for j in strength]
+        columns = {"coefficient": list(strength.values()), "density": density, "name": names}
         return pd.DataFrame(columns, index=pd.Index(list(strength), name="feature"))
 
     def __repr__(self) -> str:
-        """One line per feature."""
-        return "\n".join(f"{j:6d}  {x:8.3g}  {self.material.name(j)}" for j, x in self.strength.items())
+        """One line per feature: number, coefficient, density, name."""
+        density = self.material.facts.codes.density
+        return "\n".join(
+            f"{j:6d}  {x:8.3g}  {density[j]:7.2%}  {self.material.name(j)}" for j, x in self.strength.items()
+        )
 
     def _repr_html_(self) -> str:
         strength = self.strength
         most = max(map(abs, strength.values()), default=0.0)
         rows = [self._row(j, x, most) for j, x in list(strength.items())[:12]]
-        more = f"{len(strength)} features are active" + (", the strongest of them:" if len(strength) > 12 else ":")
-        return cards.box(self._shown(), cards.section(more, cards.table(rows)))
+        more = f"{len(strength)} features are active, ranked by coefficient times log(1 / density)"
+        more += "; the first 12:" if len(strength) > 12 else ":"
+        head = ("feature", "coefficient", "density", "name", *(("text",) if self._has_tokens else ()))
+        return cards.box(self._shown(), cards.section(more, cards.table(rows, head)))
+
+    @property
+    def _has_tokens(self) -> bool:
+        return bool(self.spans) and self.excerpt is not None
 
     def _shown(self) -> str:
         if self.picture is not None:
@@ -163,7 +184,8 @@ class Active:
         return "" if self.excerpt is None or self.spans else cards.excerpt_html(self.excerpt)
 
     def _row(self, atom: int, value: float, most: float) -> tuple[str, ...]:
-        cells = (str(atom), cards.bar(value, most), escape(self.material.name(atom)))
+        density = f"{float(self.material.facts.codes.density[atom]):.2%}"
+        cells = (str(atom), cards.bar(value, most), density, escape(self.material.name(atom)))
         if not self.spans or self.excerpt is None:
             return cells
         values = self.along(atom).tolist()

@@ -303,7 +303,7 @@ class Ledger:
     Parameters
     ----------
     folder : path or fsspec URL
-        Where the markers are; created with the first one.
+        Where the markers are.
     prefix : str
         Distinguishes several kinds of parts in one folder.
     durable : bool
@@ -321,9 +321,10 @@ class Ledger:
         return paths.join(self.folder, f"{self.prefix}-{part:08d}.json")
 
     def mark(self, part: int, content: dict[str, Any]) -> None:
-        """Record that a part is done, with `content`."""
-        if not paths.is_remote(self.folder):
-            os.makedirs(self.folder, exist_ok=True)
+        """Record that a part is done, with `content`; the folder must exist.
+
+        It is not made here: a task that ends after its work was published or discarded must leave nothing behind.
+        """
         write_sealed(self.file(part), content, durable=self.durable)
 
     def parts(self) -> list[int]:

@@ -17,7 +17,7 @@ from dbksvd_dask._safe_text import redacted_values
 from dbksvd_dask.errors import JobError, MismatchError, StoreError, brief
 from dbksvd_dask.evaluate.sums import CodeSums, Extremes
 from dbksvd_dask.kernels.moments import merge_moments
-from dbksvd_dask.plan.units import unit_chunks
+from dbksvd_dask.plan.units import part_range, parts_with, unit_chunks
 from dbksvd_dask.store import atomic, paths
 from dbksvd_dask.store.arrays import ArraySpec, put_array
 from dbksvd_dask.store.checksums import CHECKSUMS
@@ -81,7 +81,7 @@ class CodesPlan:
 
     def part_units(self, part: int, n_parts: int) -> range:
         """Return the units of part `part` of 1..n_parts: neighbours, as evenly split as possible."""
-        return range((part - 1) * self.n_units // n_parts, part * self.n_units // n_parts)
+        return part_range(self.n_units, part, n_parts)
 
     def arrays(self) -> list[ArraySpec]:
         """Describe the two arrays that are written in chunks."""
@@ -263,7 +263,7 @@ class CodesWriter:
         if not paths.exists(self._split):
             return f"Chunks not encoded: {atomic.describe_parts(missing)} ({rows})"
         n = int(atomic.read_sealed(self._split)["n_parts"])
-        parts = [i for i in range(1, n + 1) if missing & set(self.plan.part_units(i, n))]
+        parts = parts_with(missing, self.plan.n_units, n)
         return f"Parts not encoded: {atomic.describe_parts(parts)} of {n} ({rows})"
 
     # -- finish ----------------------------------------

@@ -7,7 +7,7 @@ them, and versions of this package that do not know links refuse the store.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from dbksvd_dask.store.partial import Partial, content_id
 from dbksvd_dask.store.paths import PathLike, join, normalise
 from dbksvd_dask.store.reader import LINKED, LINKED_VERSION, ROWS
 from dbksvd_dask.store.spans import Span
-from dbksvd_dask.store.writer import ActivationWriter, begin_or_resume
+from dbksvd_dask.store.writer import ActivationWriter, begin_or_resume, plan_of
 
 BFLOAT16_NAN = 0x7FC0
 
@@ -47,7 +47,7 @@ class LinkWriter(ActivationWriter):
         self._links, self._checksums = links, checksums
 
     @staticmethod
-    def _partial_of(path: PathLike, plan: StorePlan) -> Partial:
+    def _partial_of(path: PathLike, plan: StorePlan, durable: bool = True) -> Partial:
         # durable: what is copied is small, and a resumed run need not read the rows again
         return Partial(
             path,
@@ -70,7 +70,7 @@ class LinkWriter(ActivationWriter):
     def _all_done(self) -> list[int]:
         return super()._all_done() if self.names else list(range(self.n_chunks or 0))
 
-    def recheck(self) -> list[int]:
+    def recheck(self, chunks: Iterable[int] | None = None) -> list[int]:
         """Return nothing: chunks are durable before they count as done."""
         return []
 
@@ -124,6 +124,7 @@ def create_links(
     checksums: bool,
     overwrite: bool,
     resume: bool,
+    shared: bool,
     job: Mapping[str, Any],
 ) -> LinkWriter:
     """Begin or resume a linked store.
@@ -134,7 +135,7 @@ def create_links(
         A local store.
     spans : sequence of Span
         Where all rows are, in order.
-    n_samples, n_features, dtype, chunk_rows, attributes, aligned, overwrite, resume, job
+    n_samples, n_features, dtype, chunk_rows, attributes, aligned, overwrite, resume, shared, job
         As of `create_activations`.
     checksums : bool
         Whether the rows are read to record checksums.
@@ -142,5 +143,13 @@ def create_links(
     text = normalise(path)
     plan = make_plan(n_samples, n_features, dtype, chunk_rows, None, attributes, aligned, job)
     links = Links.to(spans, n_features * stored_dtype(dtype).itemsize)
-    begin_or_resume(LinkWriter, text, plan, overwrite, resume)
+    begin_or_resume(LinkWriter, text, plan, overwrite, resume, shared)
     return LinkWriter(text, plan, overwrite, links, checksums)
+
+
+def open_links(path: PathLike, spans: Sequence[Span], *, checksums: bool) -> LinkWriter:
+    """Open an unfinished linked store for writing, in a further process; parameters as of `create_links`."""
+    text = normalise(path)
+    plan = plan_of(text)
+    links = Links.to(spans, plan.n_features * stored_dtype(plan.dtype).itemsize)
+    return LinkWriter(text, plan, False, links, checksums)

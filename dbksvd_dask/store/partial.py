@@ -47,6 +47,7 @@ else:
 PARTS = ".parts"
 PLAN = "plan.json"
 FSYNC_THREADS = 4  # these wait for the disk, not for a core
+FORCED = "forced"  # whether a part was forced to the disk when it was written
 BEGIN_AGAIN = "begin again with force=True"
 
 
@@ -94,7 +95,7 @@ class Partial:
         self.compressor = compressor
         self.direct = compressor is None and not paths.is_remote(self.work)
         self._part_chunks = part_chunks
-        self._durable = durable
+        self.durable = durable
         self._ledger = atomic.Ledger(self.folder, part, durable=durable)
         self._opened: dict[str, zarr.Array[Any]] = {}
 
@@ -230,7 +231,7 @@ class Partial:
             folder=self.folder,  # which goes when the store is published, with scratch files of a killed run
             verify=verify,
             on_rows=on_rows,
-            durable=self._durable,
+            durable=self.durable,
         )
 
     def _write_object(self, name: str, chunk: int, rows: Rows, verify: bool, on_rows: Watch | None) -> int:
@@ -278,9 +279,7 @@ class Partial:
         checksums : list of list of int
             What `write_block` returned: one list per chunk with one entry per array.
         """
-        # not Ledger.mark, which makes its folder: a task that ends after the work was discarded must not
-        content = {"rows": rows, CHECKSUMS: checksums}
-        atomic.write_sealed(self._ledger.file(part), content, durable=self._durable)
+        self._ledger.mark(part, {"rows": rows, CHECKSUMS: checksums, FORCED: self.durable})
 
     def marker(self, part: int) -> str:
         """Return the path of the marker of a part."""
@@ -317,12 +316,27 @@ class Partial:
         except (OSError, KeyError, ValueError):
             return False
 
-    def recheck(self) -> list[int]:
-        """Read every written part; those that differ count as not written and are returned."""
-        bad = [part for part in self.done() if not self.check(part)]
+    def recheck(self, parts: Iterable[int] | None = None, *, trust_forced: bool = False) -> list[int]:
+        """Read written parts; those that differ count as not written and are returned.
+
+        Parameters
+        ----------
+        parts : iterable of int, optional
+            Written parts; default: all.
+        trust_forced : bool
+            Do not read parts that were forced to the disk when they were written.
+        """
+        written = self.done() if parts is None else parts
+        bad = [part for part in written if not (trust_forced and self._is_forced(part)) and not self.check(part)]
         for part in bad:
             self.forget(part)
         return bad
+
+    def _is_forced(self, part: int) -> bool:
+        try:
+            return bool(self._ledger.read(part).get(FORCED))
+        except StoreError:
+            return False
 
     def checksums(self, parts: Iterable[int]) -> npt.NDArray[np.uint32]:
         """Return the checksums in the markers of some parts.
@@ -376,10 +390,11 @@ class Partial:
 
     def _unforced(self) -> Iterator[str]:
         """Yield the files and folders that are not known to be on the disk; Zarr's own scratch files go."""
+        forced = self.durable and all(map(self._is_forced, self.done()))
         for home, folders, names in os.walk(self.work):
             if PARTS in folders:
                 folders.remove(PARTS)
-            chunked = self._durable and os.path.basename(home) in self.arrays
+            chunked = forced and os.path.basename(home) in self.arrays
             for path in (os.path.join(home, name) for name in names):
                 if path.endswith(".partial"):
                     os.unlink(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from dbksvd_dask.store.layout import (
     require_replaceable,
 )
 from dbksvd_dask.store.partial import BEGIN_AGAIN, PARTS, Partial, begun_plan, content_id
-from dbksvd_dask.store.paths import PathLike, exists, join, normalise, open_zarr, remove
+from dbksvd_dask.store.paths import PathLike, exists, is_remote, join, normalise, open_zarr, remove
 from dbksvd_dask.store.reader import ACTIVATIONS_FORMAT, ROWS
 from dbksvd_dask.store.write_behind import WriteBehind
 
@@ -36,8 +36,8 @@ class ActivationWriter:
     [i * chunk_rows, (i + 1) * chunk_rows); only the last chunk may be shorter.
     """
 
-    def __init__(self, path: str, plan: StorePlan, overwrite: bool) -> None:
-        self._partial = self._partial_of(path, plan)
+    def __init__(self, path: str, plan: StorePlan, overwrite: bool, durable: bool = False) -> None:
+        self._partial = self._partial_of(path, plan, durable)
         self.path, self.work = self._partial.path, self._partial.work
         self.chunk_rows = plan.chunk_rows
         self.n_features = plan.n_features
@@ -52,7 +52,7 @@ class ActivationWriter:
         cls._partial_of(path, plan).begin(attributes_of(plan), plan.to_json())
 
     @staticmethod
-    def _partial_of(path: PathLike, plan: StorePlan) -> Partial:
+    def _partial_of(path: PathLike, plan: StorePlan, durable: bool = False) -> Partial:
         return Partial(
             path,
             array_specs(plan),
@@ -60,7 +60,7 @@ class ActivationWriter:
             plan.chunk_rows,
             part="chunk",
             compressor=plan.compressor,
-            durable=False,  # forced to the disk at the end, all at once
+            durable=durable,  # by default forced to the disk at the end, all at once
         )
 
     @property
@@ -85,6 +85,10 @@ class ActivationWriter:
     def done(self) -> list[int]:
         """Return the chunks that are written."""
         return list(range(self.n_chunks or 0)) if self.complete else self._partial.done()
+
+    def is_written(self, i: int) -> bool:
+        """Return whether one chunk is written, by whichever process."""
+        return exists(self._partial.marker(i))
 
     def missing(self) -> list[int]:
         """Return the chunks that are still to be written."""
@@ -135,7 +139,7 @@ class ActivationWriter:
         if before_done is not None:
             before_done()
         self._partial.mark(i, len(rows), [checksums])
-        if self._partial.direct:
+        if self._partial.direct and not self._partial.durable:
             for name in self._partial.arrays:
                 self._behind.add(self._partial.chunk_file(name, i), given[name].nbytes)
 
@@ -143,12 +147,24 @@ class ActivationWriter:
         """Count a chunk as not written."""
         self._partial.forget(i)
 
-    def recheck(self) -> list[int]:
-        """Read every written chunk back; those that differ count as missing again and are returned.
+    def discard(self) -> None:
+        """Throw the unfinished store away, even while tasks of this job still write to it."""
+        self._partial.discard()
+        if is_remote(self.work):
+            remove(self.work)
 
-        A killed run leaves whole chunks, but a power failure may lose the content of files that had a name.
+    def recheck(self, chunks: Iterable[int] | None = None) -> list[int]:
+        """Read written chunks back; those that differ count as missing again and are returned.
+
+        A killed run leaves whole chunks, but a power failure may lose the content of files that had a name, unless
+        they were forced to the disk.
+
+        Parameters
+        ----------
+        chunks : iterable of int, optional
+            Written chunks; default: all.
         """
-        return [] if self.complete else self._partial.recheck()
+        return [] if self.complete else self._partial.recheck(chunks, trust_forced=True)
 
     def finish(self, *, verify: bool = False, attributes: Mapping[str, Any] | None = None) -> None:
         """Mark the store complete and publish it under its name.
@@ -181,7 +197,8 @@ class ActivationWriter:
     def _complete(self, verify: bool, attributes: dict[str, Any]) -> None:
         done = self._all_done()
         self._close_shape([self._partial.rows_of(part) for part in done])
-        bad = self.recheck() if verify else []
+        # parts may have been begun by a run that forces nothing until its end
+        bad = self._partial.recheck(trust_forced=not verify) if verify or self._partial.durable else []
         if bad:
             raise JobError(
                 f"{self.path} cannot be finished: chunks {atomic.describe_parts(bad)} do not read back as they "
@@ -239,6 +256,7 @@ def create_activations(
     aligned: Mapping[str, Aligned | npt.DTypeLike] | None = None,
     overwrite: bool = False,
     resume: bool = False,
+    shared: bool = False,
     job: Mapping[str, Any] | None = None,
 ) -> ActivationWriter:
     """Begin an activation store.
@@ -266,6 +284,9 @@ def create_activations(
     resume : bool
         Resume the unfinished store of that name; refused if it was begun with another description. Where an
         error of this function suggests `force=True`, which is the parameter of the jobs, pass ``resume=False``.
+    shared : bool
+        Several processes may write this store at the same time: resume what any of them began, and force each
+        chunk to the disk as it is written.
     job : dict, optional
         What else must be the same to resume, such as the files that are read; not kept with the store.
 
@@ -287,20 +308,25 @@ def create_activations(
     """
     text = normalise(path)
     plan = make_plan(n_samples, n_features, dtype, chunk_rows, compressor, attributes, aligned, job)
-    begin_or_resume(ActivationWriter, text, plan, overwrite, resume)
-    writer = ActivationWriter(text, plan, overwrite)
-    writer.recheck()
+    begin_or_resume(ActivationWriter, text, plan, overwrite, resume, shared)
+    writer = ActivationWriter(text, plan, overwrite, durable=shared)
+    if not shared:
+        writer.recheck()
     return writer
 
 
 def begin_or_resume(
-    writer: type[ActivationWriter], path: str, plan: StorePlan, overwrite: bool, resume: bool
+    writer: type[ActivationWriter], path: str, plan: StorePlan, overwrite: bool, resume: bool, shared: bool = False
 ) -> None:
-    """Make the empty store of a writer; with `resume`, keep an unfinished one of the same description."""
+    """Make the empty store of a writer; with `resume` or `shared`, keep an unfinished one of the same description.
+
+    With `shared`, remove nothing: another process may have begun it just now.
+    """
     require_free(path, overwrite)
-    begun = begun_plan(path) if resume else None
+    begun = begun_plan(path) if resume or shared else None
     if begun is None:
-        remove(atomic.aside(path))
+        if not shared:
+            remove(atomic.aside(path))
         writer.begin(path, plan)
         begun = begun_plan(path)
         assert begun is not None
@@ -368,10 +394,15 @@ def require_room(path: PathLike, n_samples: int, chunk_rows: int, row_bytes: int
     atomic.require_space(work, chunks * chunk_rows * row_bytes + extra)
 
 
-def open_writer(path: PathLike, *, overwrite: bool = False) -> ActivationWriter:
-    """Open an unfinished store for writing, in a further process."""
+def open_writer(path: PathLike, *, overwrite: bool = False, shared: bool = False) -> ActivationWriter:
+    """Open an unfinished store for writing, in a further process; parameters as of `create_activations`."""
     text = normalise(path)
-    begun = begun_plan(text)
+    return ActivationWriter(text, plan_of(text), overwrite, durable=shared)
+
+
+def plan_of(path: str) -> StorePlan:
+    """Return what an unfinished store will hold."""
+    begun = begun_plan(path)
     if begun is None:
-        raise StoreError(f"no store is being written at {text}; begin one with create_activations")
-    return ActivationWriter(text, StorePlan.read(begun), overwrite)
+        raise StoreError(f"no store is being written at {path}; begin one with create_activations")
+    return StorePlan.read(begun)

@@ -66,7 +66,7 @@ def test_parts_and_finish(tmp_path, store, run):
     code, text, _ = jobs.command("encode", store, run, out, "--part", "2/2")
     assert code == 0
     assert "part 2/2 done, " in text
-    assert "run with --finish" in text
+    assert "the last part to end publishes the codes" in text
     code, text, err = jobs.command("encode", store, run, out, "--finish")
     assert (code, text) == (1, "")
     assert "Parts not encoded: 1 of 2" in err

@@ -136,7 +136,8 @@ def test_every_option_is_a_parameter_of_the_library():
     from dbksvd_dask.cli.shuffle import command as shuffle_command
 
     for command, function in ((import_command, import_activations), (shuffle_command, shuffle_activations)):
-        options = {p.name for p in command.params} - {"as_json", "show_plan", "log", "status"}
+        where = {"workers", "scheduler", "wait_for", "tls_ca", "tls_cert", "tls_key"}
+        options = {p.name for p in command.params} - {"as_json", "show_plan", "log", "status"} - where
         assert options == set(inspect.signature(function).parameters) - {"callbacks", "verbose"}
 
 

@@ -308,7 +308,7 @@ def test_job_that_gathers_twice_never_takes_released_bytes_for_rows(larger, tmp_
 
 @pytest.mark.parametrize("shrinks", [True, False])
 def test_room_is_asked_for_one_copy_and_some_blocks(shrinks, larger, tmp_path, monkeypatch):
-    monkeypatch.setattr("dbksvd_dask.jobs.shuffle.can_shrink", lambda _: shrinks)
+    monkeypatch.setattr("dbksvd_dask.jobs._shuffle_job.can_shrink", lambda _: shrinks)
     asked = []
     monkeypatch.setattr("dbksvd_dask.store.atomic.require_space", lambda _, needed: asked.append(needed))
     job = ShuffleJob(larger, tmp_path / "s", seed=1, block_bytes=2 * 128 * 260)

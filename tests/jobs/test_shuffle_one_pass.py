@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from dbksvd_dask.errors import StoreError
 from dbksvd_dask.events import JobProgress
-from dbksvd_dask.jobs import _passes, shuffle
+from dbksvd_dask.jobs import _passes, _shuffle_job
 from dbksvd_dask.jobs.shuffle import ShuffleJob, shuffle_activations
 from dbksvd_dask.plan.shuffle import MIN_PICKED_BYTES, ShufflePlan
-from dbksvd_dask.store.activations import open_rows
+from dbksvd_dask.store.activations import Aligned, open_rows
 from dbksvd_dask.store.picker import RowPicker, can_pick, files_to_open, in_file_cache, memory_for_files
 from dbksvd_dask.store.write_behind import settle
 from tests.helpers.import_patterns import pattern
@@ -32,7 +32,7 @@ from tests.store.test_write_behind import in_memory
 def store(tmp_path):
     """1000 rows of 1200 bytes in chunks of 64, and two aligned arrays."""
     aligned = {"row": np.arange(1000, dtype=np.int32), "span": np.arange(2000).reshape(1000, 2)}
-    specs = {"row": "int32", "span": shuffle.Aligned("int64", (2,))}
+    specs = {"row": "int32", "span": Aligned("int64", (2,))}
     return make_store(tmp_path / "source", ordered_rows(1000, 300), 64, aligned, specs=specs)
 
 
@@ -41,8 +41,8 @@ def passes(monkeypatch):
     """Call it to make the following shuffles take one or two passes."""
 
     def choose(n):
-        monkeypatch.setattr(shuffle, "may_pick", lambda *_: n == 1)
-        monkeypatch.setattr(shuffle, "in_file_cache", lambda _: n == 1)
+        monkeypatch.setattr(_shuffle_job, "may_pick", lambda *_: n == 1)
+        monkeypatch.setattr(_shuffle_job, "in_file_cache", lambda _: n == 1)
 
     return choose
 
@@ -182,13 +182,13 @@ def test_one_pass_writes_no_row_to_the_scratch_folder(store, tmp_path, passes):
     job.scatter()
     job.gather()
     names = os.listdir(job.scratch)
-    assert {name.split("-")[0] for name in names} == {"job.json", "block", "means"}
+    assert {name.split("-")[0] for name in names} == {"job.json", "block"}
 
 
 def test_source_that_leaves_the_memory_is_shuffled_in_two_passes(store, tmp_path, passes, monkeypatch):
     passes(1)
     shuffle_activations(store, tmp_path / "one", seed=0, block_bytes=100_000)
-    monkeypatch.setattr(shuffle, "in_file_cache", lambda _: False)
+    monkeypatch.setattr(_shuffle_job, "in_file_cache", lambda _: False)
     steps = []
     result = shuffle_activations(store, tmp_path / "two", seed=0, block_bytes=100_000, callbacks=[steps.append])
     assert {e.job for e in steps if isinstance(e, JobProgress)} == {"survey", "scatter", "gather"}

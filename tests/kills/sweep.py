@@ -1,9 +1,10 @@
 """Kill a job with SIGKILL at each of its writes in turn, run it again, and tell what that took.
 
-    python -m tests.kills.sweep import|import-all|shuffle|shuffle11|shuffle12|shuffle21 FOLDER [EVERY]
+    python -m tests.kills.sweep JOB FOLDER [EVERY]
 
-import leaves rows out by a rule, import-all none. shuffle12 is a shuffle that is killed while it takes one pass
-and goes on in two, and so on. With EVERY only every so many-th write is the last.
+JOB is import (leaves rows out by a rule), import-all (leaves none out), import-parts, shuffle, shuffle-parts, or
+shuffle11, shuffle12, shuffle21: a shuffle that is killed while it takes one or two passes, and resumed with one or
+two. With EVERY, each EVERY-th write is the last in turn.
 
 Prints a JSON list, one entry per point of the kill: whether the process died there, how many parts the second run
 found done and did itself, and whether the result is the same, byte for byte, as that of an undisturbed run.
@@ -20,7 +21,7 @@ import sys
 
 import numpy as np
 
-from dbksvd_dask.jobs import shuffle
+from dbksvd_dask.jobs import _shuffle_job
 from dbksvd_dask.jobs.import_ import import_activations
 from dbksvd_dask.jobs.shuffle import shuffle_activations
 from dbksvd_dask.store import atomic, write_behind
@@ -39,14 +40,38 @@ def run_import_all(folder):
     return import_activations(f"{folder}/acts_*.npy", f"{folder}/store", chunk_rows=8)
 
 
+def run_import_parts(folder):
+    """Three parts in turn, as processes would do them."""
+    options = {"chunk_rows": 8, "drop_outliers": 1.2, "source_row": True}
+    for i in (2, 1, 3):
+        result = import_activations(f"{folder}/acts_*.npy", f"{folder}/store", part=(i, 3), **options)
+    return result
+
+
+def run_shuffle_parts(folder):
+    options = {"seed": 3, "block_bytes": 16 * 28, "chunk_rows": 8}
+    for i in (2, 1, 3):
+        result = shuffle_activations(f"{folder}/source", f"{folder}/store", part=(i, 3), **options)
+    return result
+
+
 def run_shuffle(folder):
     return shuffle_activations(f"{folder}/source", f"{folder}/store", seed=3, block_bytes=16 * 28, chunk_rows=8)
 
 
+RUNS = {
+    "import": run_import,
+    "import-all": run_import_all,
+    "import-parts": run_import_parts,
+    "shuffle": run_shuffle,
+    "shuffle-parts": run_shuffle_parts,
+}
+
+
 def choose_passes(n):
     """Make the shuffles of this process take one or two passes."""
-    shuffle.may_pick = lambda *_: n == 1
-    shuffle.in_file_cache = lambda _: n == 1
+    _shuffle_job.may_pick = lambda *_: n == 1
+    _shuffle_job.in_file_cache = lambda _: n == 1
 
 
 def prepare(job, folder):
@@ -69,7 +94,7 @@ def parts_done(folder):
 
 
 def sweep(job, folder, every=1):
-    run = {"import": run_import, "import-all": run_import_all, "shuffle": run_shuffle}[job.rstrip("12")]
+    run = RUNS[job.rstrip("12")]
     first, second = map(int, job[-2:]) if job[-1].isdigit() else (2, 2)
     os.fsync = lambda fd: None  # shows nothing here: the machine stays up
     write_behind.MIN_BYTES, write_behind.DEPTH_BYTES = 0, 300  # the chunks here are tiny
@@ -87,7 +112,7 @@ def sweep(job, folder, every=1):
         if not was_killed(status):
             break
         done = parts_done(folder)
-        finished = os.path.exists(f"{folder}/store.partial/zarr.json") and complete(folder)
+        finished = complete(f"{folder}/store.partial/zarr.json") or complete(f"{folder}/store/zarr.json")
         status, result = in_child(plain)
         results.append(
             {
@@ -102,8 +127,10 @@ def sweep(job, folder, every=1):
     return {"undisturbed": undisturbed, "points": results}
 
 
-def complete(folder):
-    with open(f"{folder}/store.partial/zarr.json") as file:
+def complete(metadata):
+    if not os.path.exists(metadata):
+        return False
+    with open(metadata) as file:
         return bool(json.load(file)["attributes"]["complete"])
 
 

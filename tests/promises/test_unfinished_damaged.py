@@ -131,7 +131,7 @@ def begun_shuffle(tmp_path):
 @pytest.mark.parametrize("kind", ["means", "block"])
 def test_changed_sums_of_a_shuffle_are_made_again(kind, tmp_path):
     scratch = begun_shuffle(tmp_path)
-    mark = sorted(scratch.glob(f"{kind}-*.json"))[0]
+    mark = sorted(scratch.parent.rglob(f"{kind}-*.json"))[0]
     change(mark, **{"n_rows": 7} if kind == "means" else {"means": {"total": [[]]}})
     result = shuffle_activations(tmp_path / "store", tmp_path / "mixed", seed=0)
     whole = shuffle_activations(tmp_path / "store", tmp_path / "again", seed=0)

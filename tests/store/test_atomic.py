@@ -60,6 +60,7 @@ def test_publish_replaces_only_when_told(kind, tmp_path):
 
 
 def test_ledger_knows_what_is_done(tmp_path):
+    (tmp_path / "parts").mkdir()
     ledger = atomic.Ledger(tmp_path / "parts", "chunk")
     assert ledger.missing(3) == [0, 1, 2]
     ledger.mark(1, {"rows": 5})
