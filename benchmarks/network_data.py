@@ -202,6 +202,12 @@ def capture_letters(model: Any, data: Prepared, n_words: int, seed: int = 42) ->
     return once(data.letters, write)
 
 
+def difference(exact: Any, fast: Any, hook: str, texts: list[str]) -> float:
+    """Return how far two forms of a model are apart at the last tokens of texts: a share of the variance."""
+    rows, other = (lm.prompt_activations(model, texts, hook) for model in (exact, fast))
+    return float(np.sum((other - rows) ** 2) / np.sum((rows - rows.mean(axis=0)) ** 2))
+
+
 # -- command line ----------------------------------------------------------------------------------------
 
 
@@ -231,6 +237,10 @@ def prepare(options: argparse.Namespace) -> Prepared:
     train, held_out = split_texts(texts, data.folder)
     exact = lm.open_model(model_path(options))
     fast = exact if options.dtype == "float32" else lm.open_model(model_path(options), dtype=options.dtype)
+    if options.difference:
+        given = lm.read_texts(held_out, column="text").texts[: options.difference]
+        print(f"{options.dtype} against float32: {difference(exact, fast, data.hook, given):.2g} of the variance")
+        return data
     for model, path, store, n_tokens in (
         (exact, held_out, data.held_out, options.held_out),
         (fast, train, data.train, options.tokens),
@@ -266,6 +276,12 @@ def main(argv: list[str] | None = None) -> Prepared:
         default="float32",
         choices=("float32", "bfloat16"),
         help="of the model for all but the held-out tokens; bfloat16 is faster where the processor has it",
+    )
+    parser.add_argument(
+        "--difference",
+        type=int,
+        metavar="TEXTS",
+        help="only say how far --dtype is from float32 on held-out texts",
     )
     parser.add_argument("--words", type=int, default=3000, help="for first letters; 0 for none")
     parser.add_argument("--tasks", type=int, default=113, help="probing tasks (default: %(default)s)")

@@ -3,7 +3,7 @@
     python -m benchmarks.recovery_picture docs/images/recovery.png
 
 Draws the rows of `benchmarks/results/synthsaebench.jsonl` (mean over seeds, bars from the lowest to the highest
-seed), and beside our one run of the 16k model the published curves of other methods.
+seed), and beside our one dictionary of the 16k model, encoded at several L0, the published curves of others.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 
 RESULTS = Path(__file__).parent / "results" / "synthsaebench.jsonl"
 RECOVER = "growing DB-KSVD, non-negative, prior"
+SWEPT = f"one dictionary, {RECOVER}"  # benchmarks.l0_sweep
 # Name in the rows -> name in the picture and colour.
 METHODS = {
     RECOVER: ('recipe "recover"', "#b3261e"),
@@ -77,8 +78,8 @@ def draw_published(ax: Axes, rows: list[dict[str, Any]], figure: str) -> None:
     colours = {name: colour for name, colour in METHODS.values()} | _PUBLISHED_COLOURS
     for name, figures in PUBLISHED.items():
         ax.plot(PUBLISHED_L0, figures[figure], "--", color=colours[name], label=f"{name} (published)")
-    for l0, mean, _, _ in curve(rows, "16k", RECOVER, figure):
-        ax.plot(l0, mean, "o", color=METHODS[RECOVER][1])
+    swept = curve(rows, "16k", SWEPT, figure) or curve(rows, "16k", RECOVER, figure)
+    ax.plot([point[0] for point in swept], [point[1] for point in swept], "o-", color=METHODS[RECOVER][1], ms=4)
 
 
 def draw(rows: list[dict[str, Any]]) -> Figure:

@@ -1,10 +1,11 @@
 """How alike two dictionaries of the same recipe are: of two seeds, and of two halves of the data.
 
     python -m benchmarks.stability --cache CACHE --threads 1
+    python -m benchmarks.stability --cache CACHE --threads 1 --recipes "BatchTopK SAE" "Matryoshka SAE"
 
 Samples are those of a small SynthSAEBench model (`benchmarks.synth_model`). "cosine" is the mean over the atoms of
 either dictionary of the largest absolute cosine with an atom of the other, "shared" the share of atoms for which
-it exceeds 0.9. Needs the extra `synth`, to draw the samples.
+it exceeds 0.9. Atoms of an SAE are the rows of its decoder. Needs the extra `synth`, to draw the samples.
 """
 
 from __future__ import annotations
@@ -15,15 +16,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 
 from benchmarks import common
 from benchmarks.common import Stopwatch, markdown
-from benchmarks.synth_model import SIZES, load_samples
+from benchmarks.synth_model import SIZES, Samples, load_samples
 from dbksvd_dask import DBKSVD
 
 RECIPES = ("reconstruct", "recover", "read")
 SHARED = 0.9
 BATCH_ROWS = 20_000
+# As in the tables of recovery: samples that an SAE sees, and its learning rate.
+SAE_SAMPLES, SAE_RATE = 4_000_000, 3e-3
 # of the draw of the halves
 HALVES_SEED = 5
 
@@ -35,12 +39,28 @@ def alike(D: np.ndarray, E: np.ndarray) -> tuple[float, float]:
     return float(best.mean()), float((best > SHARED).mean())
 
 
-def compare(recipe: str, Y: np.ndarray, n_atoms: int, k: int) -> dict[str, Any]:
-    """Fit a recipe with two seeds and on two halves, and compare."""
+def recipe_atoms(recipe: str, rows: np.ndarray, k: int, seed: int) -> np.ndarray:
+    """Fit a recipe: (n_atoms, n_features), unit rows."""
+    how = {"seed": seed, "batch_size": BATCH_ROWS, "validation": 0}
+    return np.asarray(DBKSVD.recipe(recipe, SIZES["small"].n_atoms, k, **how).fit(rows).components_)
+
+
+def sae_atoms(kind: str, rows: np.ndarray, k: int, seed: int) -> np.ndarray:
+    """Train an SAE as `benchmarks.synthsaebench` does: (n_atoms, n_features), unit rows."""
+    from benchmarks.synthsaebench import Budget, train_sae
+
+    samples = Samples(rows, rows[:0], sp.csr_array((0, 0)), rows[:0])
+    sae, _ = train_sae("small", samples, k, seed, kind, Budget(SAE_SAMPLES, SAE_RATE))
+    decoder = sae.W_dec.detach().numpy()
+    return np.asarray(decoder / np.linalg.norm(decoder, axis=1, keepdims=True))
+
+
+def compare(recipe: str, Y: np.ndarray, k: int) -> dict[str, Any]:
+    """Fit a recipe or train an SAE with two seeds and on two halves, and compare."""
+    learn = sae_atoms if recipe.endswith("SAE") else recipe_atoms
 
     def atoms(rows: np.ndarray, seed: int) -> np.ndarray:
-        how = {"seed": seed, "batch_size": BATCH_ROWS, "validation": 0}
-        return np.asarray(DBKSVD.recipe(recipe, n_atoms, k, **how).fit(rows).components_)
+        return learn(recipe, rows, k, seed)
 
     order = np.random.default_rng(HALVES_SEED).permutation(len(Y))
     clock = Stopwatch()
@@ -57,7 +77,7 @@ def run(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for seed in args.seeds:
         Y = np.array(load_samples(args.cache, "small", seed).train)
         for recipe in args.recipes:
-            yield {"seed": seed, "k": args.k} | compare(recipe, Y, SIZES["small"].n_atoms, args.k)
+            yield {"seed": seed, "k": args.k} | compare(recipe, Y, args.k)
 
 
 def table(rows: list[dict[str, Any]]) -> str:

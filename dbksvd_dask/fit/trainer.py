@@ -118,12 +118,14 @@ class Trainer:
         ahead = extrapolated(state.atoms, state.previous, self.policy.momentum)
         ahead = ahead if white is None else white.into(ahead)
 
-        def run() -> batch.BatchResult:
-            graph = batch.build_batch(self.source, rows, ahead, state.mean, spec, iteration, upcoming)
+        def run(by_tasks: bool | None = None) -> batch.BatchResult:
+            graph = batch.build_batch(
+                self.source, rows, ahead, state.mean, spec, iteration, upcoming, by_tasks=by_tasks
+            )
             self.context.emit(events.BatchStarted(iteration, batch.count_tasks(graph)))
             return batch.run_batch(graph, round_counter(self.context, spec, iteration))
 
-        result = self.context.attempt(run, iteration)
+        result = self.context.attempt(batch.safer_again(run), iteration)
         return result if white is None else result._replace(dictionary=white.back(result.dictionary))
 
     def run(self, state: Dictionary, on_state: Callable[[Dictionary], None] | None = None) -> Dictionary:

@@ -119,6 +119,7 @@ def test_frontier_has_a_point_per_recipe_encoding_and_sae(tmp_path):
         ("read", "own", 0.6, 0.8),
         ("read", "linear", 0.5, 0.9),
         ("Matryoshka SAE", "sae", None, 0.7),
+        ("TopK SAE", "sae", None, 0.665),
     ]
     for name, rows in (("recovery", recovery), ("probing", probing)):
         (tmp_path / name).write_text("\n".join(map(json.dumps, rows)))

@@ -20,8 +20,9 @@ def small_data():
     atom, coefficient = naive.random_codes(rng, n, k, n_atoms)
     mean = rng.standard_normal(8)
     pair = (atom, coefficient)
+    Y = naive.dense_codes(atom, coefficient, n_atoms) @ D + mean
     return {
-        "Y": naive.dense_codes(atom, coefficient, n_atoms) @ D + mean,
+        "Y": Y,
         "D": D,
         "mean": mean,
         "atom": atom,
@@ -34,7 +35,7 @@ def small_data():
         "D_true": naive.unit_rows(rng, 15, 8),
         "parts": [(pair, (atom % 15, coefficient))],
         **{f"D_run{i}": naive.unit_rows(rng, 12, 8) for i in (1, 2, 3)},
-        "labels": rng.integers(0, 3, n),
+        "labels": (Y @ naive.unit_rows(rng, 3, 8).T).argmax(axis=1),
         "texts": [f"word{i % 7} other{i % 5} thing" for i in range(n)],
     }
 

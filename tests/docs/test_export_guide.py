@@ -50,7 +50,7 @@ def test_every_command_of_the_guide_runs(tmp_path, monkeypatch, rng):
     monkeypatch.chdir(tmp_path)
     np.save("activations.npy", (rng.standard_normal((900, 12)) + 1).astype(np.float32))
     ran = sum(run_commands(block) for kind, block in blocks_of_the_guide() if kind == "sh")
-    assert ran == 10
+    assert ran == 11
     assert sorted(p.name for p in Path("sae").iterdir()) == [
         *("cfg.json", "sae_weights.safetensors", "sparsity.safetensors")
     ]

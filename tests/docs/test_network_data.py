@@ -66,3 +66,31 @@ def test_preparation_of_a_small_model(tmp_path, monkeypatch):
     with np.load(task) as found:
         assert found["rows"].shape == (10, 32)
         assert found["positive"].sum() == 5
+
+
+@pytest.mark.interop
+@pytest.mark.filterwarnings("default")
+def test_a_faster_form_of_the_model_is_compared_and_leaves_held_out_tokens_exact(tmp_path, capsys):
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    model = save_model(tmp_path / "model")
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in sentences(200)))
+    options = [str(tmp_path / "data"), "--model", str(model), "--hook", "resid:0"]
+    options += [
+        "--texts",
+        str(tmp_path / "texts.jsonl"),
+        "--dtype",
+        "bfloat16",
+        "--words",
+        "0",
+        "--task-rows",
+        "0",
+    ]
+    network_data.main([*options, "--difference", "4"])
+    said = capsys.readouterr().out
+    assert said.startswith("bfloat16 against float32: ")
+    assert 0 < float(said.split(": ")[1].split()[0]) < 0.01
+    assert not (tmp_path / "data" / "train").exists()
+    made = network_data.main([*options, "--tokens", "200", "--held-out", "40"])
+    about = [open_activations(store).attrs["provenance"] for store in (made.train, made.held_out)]
+    assert [one["model_dtype"] for one in about] == ["bfloat16", "float32"]

@@ -73,6 +73,15 @@ def test_device_sums_norms_and_grams_equal_numpy_without_touching_the_host(rng, 
     same(encode.gram_matrix(put(Y)), Y @ Y.T, 1e-6)
 
 
+def test_samples_are_whitened_on_their_device(rng, monkeypatch):
+    from dbksvd_dask.gpu import chunk, device
+
+    space = type("Space", (), {"asarray": staticmethod(put)})
+    monkeypatch.setattr(device, "current", space)
+    Y, W = (rng.standard_normal(shape).astype(np.float32) for shape in ((9, 5), (5, 5)))
+    same(chunk.whiten(put(Y), W), Y @ W, 1e-5)
+
+
 def test_a_cupy_array_finds_its_namespace(monkeypatch):
     """CuPy's arrays have no `__array_namespace__`; the name of their module leads to it."""
     import sys
