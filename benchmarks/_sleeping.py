@@ -36,6 +36,8 @@ QUIET = {
     "distributed.worker.memory.pause": False,
     "distributed.worker.memory.terminate": False,
     "distributed.scheduler.worker-ttl": None,
+    "distributed.admin.tick.interval": "1h",
+    "distributed.admin.tick.cycle": "1h",
     "distributed.comm.timeouts.connect": "60s",
 }
 
@@ -55,6 +57,7 @@ class Planned(NamedTuple):
     refresh: float = 0.0072
     step: float = 0.0018  # one Lanczos step, the last of a round with the new atoms
     close: float = 0.0016
+    threads: float = 0.00012  # from one call to eight threads and back; overhead, not compute
 
     def compute(self, threads: int, n_rounds: int, steps: int) -> float:
         """Return the seconds of a batch with one chunk per thread on a worker that waits for nobody."""
@@ -82,24 +85,27 @@ def sleeping(planned: Planned, threads: int, n_rounds: int) -> None:
         "take_step": lambda *_: planned.step,
     }
     for name, seconds in after.items():
-        setattr(share, name, _slept(getattr(share, name), seconds))
-    load._gram = _gram_slept(planned.gram / threads + planned.assemble)
+        more = 0.0 if name == "take_step" else planned.threads
+        setattr(share, name, _slept(getattr(share, name), seconds, more))
+    # eight threads of one worker wait for each other's interpreter if they compute nothing, so they sleep too
+    share.each = lambda function, items: map(function, items)  # type: ignore[assignment]
+    load.whole_gram = _gram_slept(planned.gram / threads + planned.assemble)
     _without_arithmetic(n_rounds)
 
 
-def _slept(function: Callable[..., Any], seconds: Callable[..., float]) -> Callable[..., Any]:
+def _slept(function: Callable[..., Any], seconds: Callable[..., float], more: float) -> Callable[..., Any]:
     @functools.wraps(function)
     def slept(*args: Any) -> Any:
         began = time.perf_counter()
         out = function(*args)
-        time.sleep(max(0.0, seconds(*args) - (time.perf_counter() - began)))
+        time.sleep(max(0.0, seconds(*args) + more - (time.perf_counter() - began)))
         return out
 
     return slept
 
 
 def _gram_slept(seconds: float) -> Callable[..., Any]:
-    @functools.wraps(load._gram)
+    @functools.wraps(load.whole_gram)
     def gram(D: np.ndarray, pairs: Any, compact: bool) -> np.ndarray:
         time.sleep(seconds)
         return np.zeros((1, 1), D.dtype)

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import dask
@@ -46,7 +47,7 @@ def one_cluster(args: argparse.Namespace, n_workers: int) -> dict[str, Any]:
     how = (groups, EncodeSpec(args.k), args.steps, _ROWS, "residual", 0, np.dtype(np.float32))
     runs = []
     with _sleeping.cluster(n_workers, args.threads, args.per_process) as (client, processes):
-        with dask.config.set(scheduler=client):
+        with dask.config.set({"scheduler": client, batch.EXCHANGE: args.exchange}):
             for iteration in range(args.repeats + 1):
                 before, began = processes.cpu(), time.perf_counter()
                 graph = batch.build_batch(source, rows, D, None, batch.BatchSpec(*how), iteration)
@@ -102,7 +103,19 @@ def measure_kernels(rows: int = 8192, n_features: int = 768, n_atoms: int = 4096
     refresh, _ = best(lambda: chunk.refresh_chunk(state, 0, D, members, new, False))
     close, _ = best(lambda: (chunk.after_update(state, stats), chunk.coefficient_sums(state, n_atoms)))
     step = (begin + advance + finish) / 2
-    return Planned(gram, assemble, seconds + more, first, further, refresh, step, close)
+    return Planned(gram, assemble, seconds + more, first, further, refresh, step, close, _thread_seconds())
+
+
+def _thread_seconds(threads: int = 8, repeats: int = 200) -> float:
+    """Measure the way from one call to as many threads as a worker has, and back."""
+    pool = ThreadPoolExecutor(threads)
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        for future in [pool.submit(int) for _ in range(threads)]:
+            future.result()
+        times.append(time.perf_counter() - began)
+    return float(np.median(times))
 
 
 def line(row: dict[str, Any]) -> str:
@@ -129,6 +142,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--fraction", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--exchange", choices=("direct", "tasks"), default="direct")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--measure", action="store_true", help="only measure the kernels of this machine")
     args = parser.parse_args(argv)

@@ -2,10 +2,10 @@
 
     python -m benchmarks.scaling --json
 
-The model walks the real graph of a batch for workers that need not exist, and counts what crosses from one to
-another. It is checked against the bytes that 2 and 4 local workers really sent each other, then extended to 1024
-workers: weak scaling, the batch grows with the workers. What a task costs the scheduler, what a worker and a hop
-cost, comes from `benchmarks.cluster_overhead`; the speed of the network is an assumption.
+Two models. One walks the graph of tasks of a batch for workers that need not exist, counts what crosses from one
+to another, and is checked against the bytes that 2 and 4 local workers sent each other. The other is that of
+workers that exchange directly, up to 1024 of them: weak scaling, the batch grows with the workers. What a task, a
+hop and a batch cost comes from `benchmarks.cluster_overhead`; the speed of the network is an assumption.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from benchmarks._stores import write_store
 from dbksvd_dask import cluster
 from dbksvd_dask.graph import batch
 from dbksvd_dask.graph.sources import as_source
-from dbksvd_dask.jobs.estimate import HOP_SECONDS, NETWORK_SPEED, TASK_SECONDS, WORKER_SECONDS
+from dbksvd_dask.jobs.estimate import BATCH_SECONDS, HOP_SECONDS, NETWORK_SPEED, TASK_SECONDS
 from dbksvd_dask.kernels.encode import GRAM_BLOCK
 from dbksvd_dask.plan import seeds
 from dbksvd_dask.plan.encoder import EncodeSpec
 from dbksvd_dask.plan.groups import plan_groups
-from dbksvd_dask.plan.shares import Share, covering, exchange_cost, plan_shares
+from dbksvd_dask.plan.shares import Share, covering, plan_shares, tree_cost
 
 
 class Batch(NamedTuple):
@@ -138,43 +138,47 @@ def barriers(sizes: Batch) -> int:
 
 
 class Machine(NamedTuple):
-    """Speeds for the simulation; those of Dask from `benchmarks.cluster_overhead` on 2 workers."""
+    """Speeds for the simulation; those of Dask from `benchmarks.cluster_overhead` on 2 to 8 workers."""
 
     planned: Planned = Planned()  # seconds of a chunk of 8,192 rows
     threads: int = 8
     bytes_per_second: float = NETWORK_SPEED  # of one worker: an assumption
     hop: float = HOP_SECONDS
     task_seconds: float = TASK_SECONDS
-    worker_seconds: float = WORKER_SECONDS
+    batch_seconds: float = BATCH_SECONDS
 
 
-@cache
-def n_tasks(sizes: Batch, workers: int, threads: int = 8) -> int:
-    """Tasks of a batch."""
-    return batch.count_tasks(graph_of(sizes, shares_of(sizes, workers, threads)))
+def sent_bytes(sizes: Batch, workers: int) -> int:
+    """Bytes of one batch between workers that exchange directly, all together: every worker but one has a parent.
+
+    >>> sent_bytes(Batch(768, 4096, 16), 2)
+    62914560
+    """
+    whole = sizes.n_atoms * sizes.n_features * sizes.itemsize
+    exchanges = sizes.n_rounds * sizes.lanczos_steps
+    return (workers - 1) * (whole + 2 * exchanges * sizes.round_bytes)
 
 
-SPENT = ("compute", "network", "waiting", "handling", "scheduling")
+SPENT = ("compute", "network", "waiting", "scheduling")
 
 
 def simulate(sizes: Batch, workers: int, rows: int, machine: Machine) -> dict[str, float]:
-    """Seconds of one batch, by what they are spent on; every worker has cores and a network of its own."""
-    shares = shares_of(sizes, workers, machine.threads)
-    hops, steps, _ = exchange_cost(shares)
+    """Seconds of one batch, by what they are spent on; every worker has cores and a network of its own.
+
+    One task per worker; sums go up the tree of workers and results down, one message after the other.
+    """
+    cost = tree_cost(workers)
     scale = rows / sizes.n_chunks / 8192
     seconds = machine.planned.compute(machine.threads, sizes.n_rounds, sizes.lanczos_steps)
     fixed = machine.planned.compute(machine.threads, 0, 0) - machine.planned.encode - machine.planned.close
-    tasks = n_tasks(sizes, workers, machine.threads)
     exchanges = sizes.n_rounds * sizes.lanczos_steps
     whole = sizes.n_atoms * sizes.n_features * sizes.itemsize
-    # sums are taken out of states by a task of their own, once per round
-    waiting = (exchanges * hops + sizes.n_rounds) * machine.hop if workers > 1 else 0.0
+    moved = exchanges * cost.transfers * sizes.round_bytes + cost.received * whole
     return {
         "compute": scale * (seconds - fixed) + fixed,
-        "network": (exchanges * steps * sizes.round_bytes + steps * whole) / machine.bytes_per_second,
-        "waiting": waiting,
-        "handling": tasks / workers * machine.worker_seconds,
-        "scheduling": tasks * machine.task_seconds,
+        "network": moved / machine.bytes_per_second,
+        "waiting": (exchanges + 1) * cost.hops * machine.hop + machine.batch_seconds,
+        "scheduling": workers * machine.task_seconds,
     }
 
 
@@ -186,11 +190,11 @@ def table_of(args: argparse.Namespace, machine: Machine) -> list[dict[str, Any]]
             chunks = workers * machine.threads
             sizes, rows = Batch(args.features, args.atoms, chunks, n_rounds), per_thread * chunks
             spent = simulate(sizes, workers, rows, machine)
-            seconds, moved = sum(spent.values()), bytes_moved(sizes, workers, machine.threads)
+            seconds = sum(spent.values())
             out.append(
                 {"rows": rows, "rows_per_thread": per_thread, "rounds": n_rounds, "workers": workers}
-                | {"tasks": n_tasks(sizes, workers, machine.threads), "barriers": barriers(sizes)}
-                | {"bytes_per_worker": moved.total // workers, "seconds": seconds}
+                | {"tasks": workers, "barriers": barriers(sizes)}
+                | {"bytes_per_worker": sent_bytes(sizes, workers) // workers, "seconds": seconds}
                 | {"efficiency": spent["compute"] / seconds, **spent}
             )
     return out
@@ -207,7 +211,10 @@ def measured(args: argparse.Namespace, workers: int, path: str) -> int:
     def sent(client: Any) -> int:
         return sum(client.run(lambda dask_worker: dask_worker.transfer_outgoing_bytes_total).values())
 
-    with cluster.connect(workers=workers) as client, dask.config.set(scheduler=client):
+    with (
+        cluster.connect(workers=workers) as client,
+        dask.config.set({"scheduler": client, batch.EXCHANGE: "tasks"}),
+    ):
         batch.run_batch(batch.build_batch(source, rows, D, None, spec, 0))
         before = sent(client)
         batch.run_batch(batch.build_batch(source, rows, D, None, spec, 1))

@@ -345,6 +345,12 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         every = check_integer("checkpoint_every", self.checkpoint_every, 1)
         return self._publish(trainer.fit(folder, every, resume, replace), feature_coords(Y))
 
+    def _check(self, Y: Any, *, resume: bool = False, replace: bool = False) -> None:
+        """Refuse what `_fit` would refuse, without reading a sample: before a cluster is started or waited for."""
+        folder = None if self.checkpoint is None else run_folder(self.checkpoint)
+        check_integer("checkpoint_every", self.checkpoint_every, 1)
+        self._trainer(Y, seen=()).check(folder, resume, replace)
+
     def partial_fit(self, Y: Any, y: Any = None) -> DBKSVD:
         """Update the dictionary on one batch, all of whose samples are used at once.
 

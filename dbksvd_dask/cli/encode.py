@@ -60,7 +60,7 @@ def command(store: str, dictionary: str, path: str, as_json: bool, show_plan: bo
     dbksvd encode store.zarr run codes.zarr --encoder omp --workers 4
     """  # noqa: D301 - click needs the backspace character itself
     from dbksvd_dask import cluster
-    from dbksvd_dask.jobs.encode import encode_store
+    from dbksvd_dask.jobs.encode import check_encode, encode_store
     from dbksvd_dask.jobs.estimate import estimate_encode
 
     where = options.connection(given)
@@ -71,6 +71,8 @@ def command(store: str, dictionary: str, path: str, as_json: bool, show_plan: bo
         output.report(estimate_encode(store, dictionary, path, **how), as_json)
         return
     log, status = given.pop("log"), given.pop("status")
+    if options.is_elsewhere(where):
+        check_encode(store, dictionary, path, **given)
     with cluster.connect(**where), watching(as_json, log, status=status) as callbacks:
         result = encode_store(store, dictionary, path, callbacks=callbacks, **given)
     output.report(asdict(result), as_json, _describe(result, given["part"]))

@@ -129,6 +129,10 @@ def _fit(
     from dbksvd_dask.store.reader import open_rows
 
     open_rows(store)  # a missing store needs no cluster
+    if options.is_elsewhere(where):
+        with options.quietly():
+            model = _model(recipe, **params, checkpoint=run)
+            model._check(store, resume=resume, replace=force and not resume)
     began = time.perf_counter()
     with cluster.connect(**where), watching(as_json, *follow) as callbacks:
         model = _model(recipe, **params, checkpoint=run, callbacks=callbacks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import asdict
 from typing import Any
@@ -104,7 +105,7 @@ def command(
     dbksvd import 'shards/*.npy' store.zarr --part auto    # in an array job of SLURM or Kubernetes
     """  # noqa: D301 - click needs the backspace character itself
     from dbksvd_dask.jobs.estimate import estimate_import
-    from dbksvd_dask.jobs.import_ import import_activations
+    from dbksvd_dask.jobs.import_ import check_import, import_activations
 
     if os.path.isfile(path) and len(source) > 1:  # an unquoted pattern, and no store after it
         raise InputError(
@@ -115,7 +116,9 @@ def command(
     if show_plan:
         output.report(estimate_import(source, path, **given), as_json)
         return
-    with workers, output.watching(as_json, log, status=status) as callbacks:
+    if workers is not None:
+        check_import(source, path, **given)
+    with workers or contextlib.nullcontext(), output.watching(as_json, log, status=status) as callbacks:
         result = import_activations(source, path, callbacks=callbacks, **given)
     if not result.finished:
         output.report(asdict(result), as_json, output.describe_part(result, given["part"]))

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
@@ -218,12 +218,12 @@ def worker_options(function: F) -> F:
     return function
 
 
-def workers_of(options: dict[str, Any]) -> AbstractContextManager[Any]:
-    """Take the `worker_options` out of a command's options; return what uses the workers, if any, for a block."""
+def workers_of(options: dict[str, Any]) -> AbstractContextManager[Any] | None:
+    """Take the `worker_options` out of a command's options; return what uses the workers for a block, if any."""
     names = ("workers", "scheduler", "wait_for", "tls_ca", "tls_cert", "tls_key")
     given = {name: options.pop(name) for name in names}
     if all(value is None for value in given.values()):
-        return contextlib.nullcontext()  # without loading Dask
+        return None  # without loading Dask
     from dbksvd_dask import cluster
 
     return cluster.connect(**connection({**given, "threads": None}))
@@ -247,10 +247,26 @@ def connection(options: dict[str, Any]) -> dict[str, Any]:
     return where | {"tls": None if ca is None else TLSFiles(ca, cert, key)}
 
 
+def is_elsewhere(where: Mapping[str, Any]) -> bool:
+    """Return whether a command runs on other processes: whatever it refuses, it refuses before they are there."""
+    return where["workers"] is not None or where["scheduler"] is not None
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Keep warnings of a check to itself: the work that follows gives them again."""
+    logger = logging.getLogger("dbksvd_dask")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
 def seen_by_workers(path: str, where: Mapping[str, Any]) -> str:
     """Give a path as other processes, in other folders, find it."""
-    elsewhere = where["workers"] is not None or where["scheduler"] is not None
-    return os.path.abspath(path) if elsewhere and "://" not in path else path
+    return os.path.abspath(path) if is_elsewhere(where) and "://" not in path else path
 
 
 def require_order(command: str, store: str, run: str) -> None:

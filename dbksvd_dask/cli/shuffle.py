@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import asdict
 from typing import Any
 
@@ -53,13 +54,15 @@ def command(
     dbksvd shuffle store.zarr mixed.zarr --seed 0 --part auto   # in an array job of SLURM or Kubernetes
     """  # noqa: D301 - click needs the backspace character itself
     from dbksvd_dask.jobs.estimate import estimate_shuffle
-    from dbksvd_dask.jobs.shuffle import shuffle_activations
+    from dbksvd_dask.jobs.shuffle import check_shuffle, shuffle_activations
 
     workers = options.workers_of(given)
     if show_plan:
         output.report(estimate_shuffle(source, path, **given), as_json)
         return
-    with workers, output.watching(as_json, log, status=status) as callbacks:
+    if workers is not None:
+        check_shuffle(source, path, **given)
+    with workers or contextlib.nullcontext(), output.watching(as_json, log, status=status) as callbacks:
         result = shuffle_activations(source, path, callbacks=callbacks, **given)
     if not result.finished:
         output.report(asdict(result), as_json, output.describe_part(result, given["part"]))

@@ -162,9 +162,16 @@ def first_dictionary(context: Context, policy: Policy, init: np.ndarray | None) 
     ----------
     init : (n_atoms, n_features) given first atoms, or None
     """
+    check_init(context, policy, init)  # before rows are read for the mean
     mean = _mean(context, policy) if context.params.center else None
     atoms = _first_atoms(context, policy.first_n_atoms, mean, init)
     return Dictionary(atoms, mean, context.params.to_json(), context.source.identity)
+
+
+def check_init(context: Context, policy: Policy, init: np.ndarray | None) -> None:
+    """Refuse given first atoms that do not fit."""
+    if init is not None:
+        unit_rows(init, (policy.first_n_atoms, context.source.n_features), context.dtype)
 
 
 def _mean(context: Context, policy: Policy) -> np.ndarray:

@@ -18,8 +18,15 @@ from dbksvd_dask.fit.context import Context
 from dbksvd_dask.fit.growing import policy_of
 from dbksvd_dask.fit.history import HeldOut, batch_finished, fit_started, recorded, round_counter
 from dbksvd_dask.fit.policy import extrapolated
-from dbksvd_dask.fit.resume import open_run
-from dbksvd_dask.fit.start import check_samples, check_scale, find_whitening, first_dictionary, plan_memory
+from dbksvd_dask.fit.resume import Run, open_run
+from dbksvd_dask.fit.start import (
+    check_init,
+    check_samples,
+    check_scale,
+    find_whitening,
+    first_dictionary,
+    plan_memory,
+)
 from dbksvd_dask.graph import batch
 from dbksvd_dask.graph.sources import Source
 from dbksvd_dask.plan.memory import MemoryPlan
@@ -61,6 +68,21 @@ class Trainer:
         check_samples(self.context)
         self.context.place_batches(self.stream.rows_per_batch)
 
+    def check(self, checkpoint: str | None, resume: bool, replace: bool) -> None:
+        """Refuse what `fit` would refuse, without reading a sample; parameters as of `fit`.
+
+        Memory is left out: it depends on the scheduler.
+        """
+        self._require_outside(checkpoint)
+        state = None if checkpoint is None or replace else Run(checkpoint, self.context, 1).resumed(resume)
+        if state is None:
+            check_init(self.context, self.policy, self._init)
+
+    def _require_outside(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            for source in (self.source, self.held_out.source):
+                source.require_outside(checkpoint)
+
     def memory_plan(self) -> MemoryPlan:
         """Return the peak memory per worker process on the current scheduler; refuse a plan above the limit."""
         return plan_memory(self.context, self.held_out.rows.size, self._memory_limit)
@@ -96,12 +118,14 @@ class Trainer:
         ahead = extrapolated(state.atoms, state.previous, self.policy.momentum)
         ahead = ahead if white is None else white.into(ahead)
 
-        def run() -> batch.BatchResult:
-            graph = batch.build_batch(self.source, rows, ahead, state.mean, spec, iteration, upcoming)
+        def run(by_tasks: bool | None = None) -> batch.BatchResult:
+            graph = batch.build_batch(
+                self.source, rows, ahead, state.mean, spec, iteration, upcoming, by_tasks=by_tasks
+            )
             self.context.emit(events.BatchStarted(iteration, batch.count_tasks(graph)))
             return batch.run_batch(graph, round_counter(self.context, spec, iteration))
 
-        result = self.context.attempt(run, iteration)
+        result = self.context.attempt(batch.safer_again(run), iteration)
         return result if white is None else result._replace(dictionary=white.back(result.dictionary))
 
     def run(self, state: Dictionary, on_state: Callable[[Dictionary], None] | None = None) -> Dictionary:
@@ -132,8 +156,6 @@ class Trainer:
         replace : delete the fit in the folder
         """
         self.memory_plan()  # refuses before anything is read
-        if checkpoint is not None:
-            for source in (self.source, self.held_out.source):
-                source.require_outside(checkpoint)
+        self._require_outside(checkpoint)
         with open_run(checkpoint, self.context, every, resume, replace) as (state, save):
             return self.run(state or self.start(), save)

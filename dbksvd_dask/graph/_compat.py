@@ -45,15 +45,18 @@ def delayed_of(key: str, graph: Mapping[Any, Any]) -> Delayed:
     return Delayed(key, graph)
 
 
-def placed_delayed(key: str, graph: Mapping[Any, Any], name: str, workers: Callable[[Any], list[str]]) -> Delayed:
-    """Return the same with a preferred worker per task; if that worker is lost, the task runs elsewhere.
+def placed_delayed(
+    key: str, graph: Mapping[Any, Any], name: str, workers: Callable[[Any], list[str]], elsewhere: bool = True
+) -> Delayed:
+    """Return the same with a preferred worker per task.
 
     Parameters
     ----------
     name : unique name of the graph
     workers : given a key, the addresses of workers; must be picklable
+    elsewhere : whether the task runs elsewhere if that worker is lost
     """
-    layer = MaterializedLayer(graph, {"workers": workers, "allow_other_workers": True})
+    layer = MaterializedLayer(graph, {"workers": workers, "allow_other_workers": elsewhere})
     return Delayed(key, HighLevelGraph({name: layer}, {name: set()}), layer=name)
 
 

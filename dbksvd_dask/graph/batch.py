@@ -22,17 +22,21 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import dask
 import numpy as np
 from dask.delayed import Delayed
 
-from dbksvd_dask.graph import readahead, share
+from dbksvd_dask.errors import InputError
+from dbksvd_dask.graph import follow, outcome, readahead, share
 from dbksvd_dask.graph._compat import keys_of
-from dbksvd_dask.graph.backend import functions
 from dbksvd_dask.graph.exchange import Exchange
 from dbksvd_dask.graph.load import dictionaries_of, grams_of
-from dbksvd_dask.graph.run import compute, plan_shares
+from dbksvd_dask.graph.peers import PeersLostError
+from dbksvd_dask.graph.run import compute, current_client, plan_shares
 from dbksvd_dask.graph.sources import Source
 from dbksvd_dask.graph.tasks import Tasks
+from dbksvd_dask.graph.together import Together, can_work_together
+from dbksvd_dask.graph.together import build as build_together
 from dbksvd_dask.kernels import chunk
 from dbksvd_dask.kernels.dead_atoms import SeedPath, rule_of
 from dbksvd_dask.kernels.moments import Moments
@@ -127,7 +131,7 @@ class _Builder:
         states = self.each(encode, "encode", (g,), *before, settings, D, grams)
         encoded = self.each(share.encoded_of, "stats", (g,), states, self.same(n_chunks))
         encoded = self.exchange.collect(share.join_encoded, "stats", (g,), encoded, self.same(n_chunks))
-        counts = names.call(_counts_of, "counts", (g,), encoded)
+        counts = names.call(outcome.counts_of, "counts", (g,), encoded)
         new, proposals, newest, states = self.rounds(g, setting, settings, D, states)
         is_last = g == len(self.spec.groups) - 1
         close = share.close_last if is_last else share.close_group
@@ -137,7 +141,7 @@ class _Builder:
         closed = self.exchange.collect(share.join_closed, "close", (g,), closed, self.same(n_chunks))
         path = SeedPath(self.spec.seed, self.iteration, self.spec.groups[g].start)
         arguments = (settings[0], new, counts, closed, path)
-        merged = names.call(_merge, "dictionary", (g,), *arguments, at=0)
+        merged = names.call(outcome.merge, "dictionary", (g,), *arguments, at=0)
         return _Stage(merged, counts, encoded, closed, after)
 
     def rounds(
@@ -189,20 +193,6 @@ def _atoms(setting: share.Setting) -> np.ndarray:
     return setting.D
 
 
-def _counts_of(encoded: list[share.Encoded]) -> np.ndarray:
-    return chunk.add_counts([part.counts for part in encoded])
-
-
-def _merge(
-    setting: share.Setting, new: list[Any], counts: np.ndarray, closed: list[share.Closed], path: SeedPath
-) -> np.ndarray:
-    """Return the updated atoms of a group, with dead ones replaced."""
-    candidates = [c for part in closed for c in part.candidates]
-    arguments = (list(setting.rounds.atoms), new, counts, candidates, setting.rule, path)
-    merged: np.ndarray = functions(setting.place).merge_dictionary(setting.D, *arguments)
-    return merged
-
-
 def build_batch(
     source: Source,
     rows: np.ndarray,
@@ -212,8 +202,9 @@ def build_batch(
     iteration: int,
     upcoming: Upcoming | None = None,
     shares: Sequence[Share] | None = None,
-) -> Delayed:
-    """Build the graph of one outer batch, which `run_batch` computes.
+    by_tasks: bool | None = None,
+) -> Delayed | Together:
+    """Build one outer batch, which `run_batch` computes.
 
     Parameters
     ----------
@@ -223,22 +214,40 @@ def build_batch(
     mean : (n_features,) to subtract from every sample, or None
     upcoming : rows of the next batch, which workers may read while they compute this one
     shares : the chunks that tasks take together; None for those of the current scheduler
+    by_tasks : whether every step of a worker is a task; None: not on a cluster, unless configured
     """
     n_chunks = len(units.split_rows(rows.size, spec.chunk_size))
     if shares is None:
         # two residuals of all chunks of a worker would not fit on its device
         shares = plan_shares(n_chunks, together=spec.place.device == "cpu")
+    refs = _references(source, rows, spec.chunk_size, iteration, upcoming)
+    settings = [_setting(spec, g, iteration, D, mean, n_chunks) for g in range(len(spec.groups))]
+    if by_tasks is None:
+        by_tasks = current_client() is None or exchanges_by_tasks()
+    if not by_tasks and can_work_together(shares):
+        paths = [SeedPath(spec.seed, iteration, group.start) for group in spec.groups]
+        return build_together(settings, paths, spec.lanczos_steps, refs, iteration, shares)
     names = Tasks(iteration, shares)
     builder = _Builder(names, spec, iteration)
-    refs = _references(source, rows, spec.chunk_size, iteration, upcoming)
     before: list[list[Any]] = [[s.start for s in shares], [refs[s.start : s.stop] for s in shares]]
     stages: list[_Stage] = []
-    for g in range(len(spec.groups)):
-        stages.append(builder.stage(g, _setting(spec, g, iteration, D, mean, n_chunks), before))
+    for g, setting in enumerate(settings):
+        stages.append(builder.stage(g, setting, before))
         before = [stages[-1].after]
     encoded, closed = stages[-1].encoded, [stage.closed for stage in stages]
     dictionaries, counts = [s.dictionary for s in stages], [s.counts for s in stages]
-    return names.finish(names.call(_collect, "batch", (), dictionaries, counts, encoded, closed, n_chunks))
+    return names.finish(names.call(outcome.gather, "batch", (), dictionaries, counts, encoded, closed, n_chunks))
+
+
+EXCHANGE = "dbksvd.exchange"  # in Dask's configuration: "direct" or "tasks"
+
+
+def exchanges_by_tasks() -> bool:
+    """Return whether Dask's configuration asks for sums to pass the scheduler; by default workers send them."""
+    how = dask.config.get(EXCHANGE, "direct")
+    if how not in ("direct", "tasks"):
+        raise InputError(f"{EXCHANGE}={how!r} in Dask's configuration; use 'direct' or 'tasks'")
+    return bool(how == "tasks")
 
 
 def _setting(
@@ -275,32 +284,13 @@ def _references(
     return readahead.with_next(cut(rows), cut(upcoming.rows), readahead.Tag(upcoming.fit, iteration))
 
 
-def _collect(
-    dictionaries: list[np.ndarray],
-    counts: list[np.ndarray],
-    encoded: list[share.Encoded],
-    closed: list[list[share.Closed]],
-    n_chunks: int,
-) -> tuple[np.ndarray, np.ndarray, Moments, Moments, float, np.ndarray | None]:
-    """Return everything that the driver needs from a batch."""
-    statistics = share.join_encoded(encoded, n_chunks)
-    ends = [share.join_closed(parts, n_chunks) for parts in closed]
-    (before,), (after,) = statistics.moments, ends[-1].after
-    sums = [end.coefficients[0].value for end in ends if end.coefficients]
-    return (
-        np.concatenate(dictionaries),
-        np.concatenate(counts),
-        before.value,
-        before.value.with_residual(after.value),
-        statistics.finished,
-        np.concatenate(sums) if sums else None,
-    )
-
-
-def run_batch(graph: Delayed, on_round: Callable[[], None] | None = None) -> BatchResult:
-    """Compute the graph of a batch on the current scheduler; call `on_round` after each round."""
+def run_batch(graph: Delayed | Together, on_round: Callable[[], None] | None = None) -> BatchResult:
+    """Compute a batch on the current scheduler; call `on_round` after each round."""
     began = time.time()
-    result = compute(graph, "round-", on_round)
+    if isinstance(graph, Together):
+        result = follow.compute(graph, on_round)
+    else:
+        result = compute(graph, "round-", on_round)
     ended = time.time()
     dictionary, counts, before, after, encoded, sums = result
     encoded = min(max(encoded, began), ended)  # a worker's clock may differ from this one
@@ -316,6 +306,28 @@ def run_batch(graph: Delayed, on_round: Callable[[], None] | None = None) -> Bat
     )
 
 
-def count_tasks(graph: Delayed) -> int:
-    """Return the number of tasks of a graph."""
-    return len(keys_of(graph))
+def safer_again(run: Callable[[bool | None], BatchResult]) -> Callable[[], BatchResult]:
+    """Return a function that computes a batch by tasks once its workers have lost each other.
+
+    The graph of tasks survives the loss of workers: only what they held is computed again.
+
+    Parameters
+    ----------
+    run : builds and computes the batch, given `by_tasks` of `build_batch`
+    """
+    by_tasks: bool | None = None
+
+    def again() -> BatchResult:
+        nonlocal by_tasks
+        try:
+            return run(by_tasks)
+        except PeersLostError:
+            by_tasks = True
+            raise
+
+    return again
+
+
+def count_tasks(graph: Delayed | Together) -> int:
+    """Return the number of tasks of a batch."""
+    return len(keys_of(graph.graph if isinstance(graph, Together) else graph))

@@ -81,25 +81,36 @@ def grams_of(
         return [None] * len(names.shares)
     if place.device == "gpu":
         return names.once_per_home(functions(place).gram_matrix, "gram", (g,), atoms[0], place.gram_on_device)
-    bounds, compact = encode.gram_bounds(shape[0]), spec.compact_gram(weighted)
-    pairs = [(rows, columns) for i, rows in enumerate(bounds) for columns in bounds[i:]]
+    pairs, compact = gram_pairs(shape[0]), spec.compact_gram(weighted)
     if not names.has_homes:
-        tiles = [names.call(_tiles, "gram", (g, t), atoms[0], [pair], compact) for t, pair in enumerate(pairs)]
-        whole = names.call(_assemble, "gram-assemble", (g,), shape[0], tiles, compact)
+        tiles = [names.call(gram_tiles, "gram", (g, t), atoms[0], [pair], compact) for t, pair in enumerate(pairs)]
+        whole = names.call(assemble_gram, "gram-assemble", (g,), shape[0], tiles, compact)
         return [whole] * len(names.shares)
-    areas = [(b - a) * (d - c) for (a, b), (c, d) in pairs]
     out: list[Any] = []
     for group in _gram_groups(names.shares, shape[1]):
         tiles = [
-            names.call(_tiles, "gram-tiles", (g, group[i]), atoms[group[i]], pairs[a:b], compact, at=group[i])
-            for i, (a, b) in enumerate(shares.weighted_spans(areas, len(group)) if len(group) > 1 else ())
+            names.call(gram_tiles, "gram-tiles", (g, group[i]), atoms[group[i]], pairs[a:b], compact, at=group[i])
+            for i, (a, b) in enumerate(shares.weighted_spans(areas(pairs), len(group)) if len(group) > 1 else ())
         ]
         for i in group:
             made = (
-                (_assemble, "gram", (g, i), shape[0], tiles) if tiles else (_gram, "gram", (g, i), atoms[i], pairs)
+                (assemble_gram, "gram", (g, i), shape[0], tiles)
+                if tiles
+                else (whole_gram, "gram", (g, i), atoms[i], pairs)
             )
             out.append(names.call(*made, compact, at=i))
     return out
+
+
+def gram_pairs(n_atoms: int) -> list[Pair]:
+    """Return the tiles of the upper triangle of a gram, as pairs of ranges of atoms."""
+    bounds = encode.gram_bounds(n_atoms)
+    return [(rows, columns) for i, rows in enumerate(bounds) for columns in bounds[i:]]
+
+
+def areas(pairs: list[Pair]) -> list[int]:
+    """Return the number of products in each tile."""
+    return [(b - a) * (d - c) for (a, b), (c, d) in pairs]
 
 
 # Workers that share the tiles of a gram: more would wait for each other longer than they save.
@@ -114,13 +125,14 @@ def _gram_groups(homes: list[shares.Share], n_features: int) -> list[range]:
 
 
 @one_blas_thread
-def _tiles(D: np.ndarray, pairs: list[Pair], compact: bool) -> list[Any]:
+def gram_tiles(D: np.ndarray, pairs: list[Pair], compact: bool) -> list[Any]:
     """Return tiles of the gram: the products of pairs of blocks of atoms."""
     make = encode.compact_gram_tile if compact else encode.gram_tile
     return list(each(lambda pair: make(D, *pair), pairs))
 
 
-def _assemble(n_atoms: int, tiles: list[list[Any]], compact: bool) -> encode.Gram:
+def assemble_gram(n_atoms: int, tiles: list[list[Any]], compact: bool) -> encode.Gram:
+    """Return the gram of which tiles were computed in several places, in the order of `gram_pairs`."""
     make = encode.assemble_compact_gram if compact else encode.assemble_gram
     gram = make(n_atoms, [tile for some in tiles for tile in some])
     for part in gram if isinstance(gram, tuple) else (gram,):
@@ -128,8 +140,9 @@ def _assemble(n_atoms: int, tiles: list[list[Any]], compact: bool) -> encode.Gra
     return gram
 
 
-def _gram(D: np.ndarray, pairs: list[Pair], compact: bool) -> encode.Gram:
-    return _assemble(D.shape[0], [_tiles(D, pairs, compact)], compact)
+def whole_gram(D: np.ndarray, pairs: list[Pair], compact: bool) -> encode.Gram:
+    """Compute all tiles of a gram here."""
+    return assemble_gram(D.shape[0], [gram_tiles(D, pairs, compact)], compact)
 
 
 def dictionaries_of(names: Tasks, atoms: list[Any], g: int = 0, place: Placement = CPU) -> list[Any]:

@@ -20,6 +20,7 @@ from dask.system import CPU_COUNT
 
 from dbksvd_dask._safe_text import printable, redacted
 from dbksvd_dask.errors import ClusterError, DBKSVDError, MixedArithmeticWarning, StoreError
+from dbksvd_dask.graph import peers
 from dbksvd_dask.graph._compat import compute_graph, keys_of, scheduler_client, subgraph
 from dbksvd_dask.kernels.blas import arithmetic
 from dbksvd_dask.plan import shares
@@ -88,14 +89,17 @@ _ARITHMETIC: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDic
 
 
 def warn_of_mixed_arithmetic(client: Any) -> None:
-    """Warn once when workers of a cluster round differently, and name them; only new workers are queried."""
+    """Warn once when workers of a cluster round differently, and name them; only new workers are queried.
+
+    New workers also get ready to compute batches together.
+    """
     known = _ARITHMETIC.setdefault(client, {})
     new = [worker for worker in client.nthreads() if worker not in known]
     if not new:
         return
     require_same_package(client, new)
     before = set(known.values())
-    known.update(client.run(arithmetic, workers=new, on_error="ignore"))
+    known.update(client.run(_introduce, workers=new, on_error="ignore"))
     if len(set(known.values())) > max(1, len(before)):
         kinds: dict[str, list[str]] = {}
         for worker, kind in known.items():
@@ -108,6 +112,12 @@ def warn_of_mixed_arithmetic(client: Any) -> None:
             MixedArithmeticWarning,
             stacklevel=2,
         )
+
+
+def _introduce(dask_worker: Any) -> str:
+    """In a worker: get ready to work with others; return the kind of its arithmetic."""
+    peers.install(dask_worker)
+    return arithmetic()
 
 
 def require_same_package(client: Any, workers: list[str] | None = None) -> None:

@@ -65,7 +65,9 @@ class Closed(NamedTuple):
 
     after: list[Node[ResidualMoments]]  # of the last group; empty for others
     coefficients: list[Node[np.ndarray]]  # (n_atoms of the group,) float64; empty where none is negative
-    candidates: list[Candidates]  # per chunk; empty if the rule proposes none
+    candidates: list[Candidates]  # in chunk order; empty if the rule proposes none
+    rule: Rule | None = None  # that proposed them
+    n_dead: int = 0  # atoms to replace
 
 
 # ---------------------------------------------------------------------------------------------- sums
@@ -99,7 +101,9 @@ def join_closed(parts: list[Closed], n_chunks: int) -> Closed:
     if coefficients:
         span = (coefficients[0].start, coefficients[-1].stop)
         coefficients = add_nodes(coefficients, *span, n_chunks, np.add)
-    return Closed(after, coefficients, [c for part in parts for c in part.candidates])
+    candidates = [c for part in parts for c in part.candidates]
+    rule, n_dead = parts[0].rule, parts[0].n_dead
+    return Closed(after, coefficients, rule.best(candidates, n_dead) if rule else candidates, rule, n_dead)
 
 
 def _nodes(start: int, values: Iterable[Any]) -> Iterator[Node[Any]]:
@@ -274,16 +278,19 @@ def _end(old: Any, new: Any, proposals: list[Any], setting: Setting, D: Any, las
     return _End(None if last else state, after, coefficients, candidates)
 
 
-def _closed(start: int, ends: list[_End], n_chunks: int) -> Closed:
+def _closed(start: int, ends: list[_End], proposals: list[Any], setting: Setting) -> Closed:
+    n_dead = int(np.count_nonzero(proposals[-1] == 0)) if proposals else 0
     parts = [
         Closed(
             [] if end.after is None else [Node(c, c + 1, end.after)],
             [] if end.coefficients is None else [Node(c, c + 1, end.coefficients)],
             [] if end.candidates is None else [end.candidates],
+            setting.rule if proposals else None,
+            n_dead,
         )
         for c, end in enumerate(ends, start)
     ]
-    return join_closed(parts, n_chunks)
+    return join_closed(parts, setting.n_chunks)
 
 
 def close_last(states: States, new: Any, proposals: list[Any], setting: Setting, D: Any) -> Closed:
@@ -296,14 +303,14 @@ def close_last(states: States, new: Any, proposals: list[Any], setting: Setting,
         samples of the batch per atom, (n_atoms,)
     """
     ends = list(each(lambda state: _end(state, new, proposals, setting, D, True), states.chunks))
-    return _closed(states.start, ends, setting.n_chunks)
+    return _closed(states.start, ends, proposals, setting)
 
 
 def close_group(states: States, new: Any, proposals: list[Any], setting: Setting, D: Any) -> tuple[States, Closed]:
     """Finish a group of atoms that others follow; parameters as of `close_last`."""
     ends = list(each(lambda state: _end(state, new, proposals, setting, D, False), states.chunks))
     after = States(states.start, tuple(end.state for end in ends), [])
-    return after, _closed(states.start, ends, setting.n_chunks)
+    return after, _closed(states.start, ends, proposals, setting)
 
 
 def closed_of(pair: tuple[States, Closed]) -> Closed:

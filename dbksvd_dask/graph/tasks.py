@@ -28,10 +28,14 @@ class Tasks:
     ----------
     iteration : part of every name
     shares : the chunks that tasks take together, and the workers that should run them
+
+    Attributes
+    ----------
+    prefix : unique part of every name
     """
 
     def __init__(self, iteration: int = 0, shares: Sequence[Share] = _ALONE) -> None:
-        self._prefix = f"{uuid.uuid4().hex[:8]}-{iteration}"
+        self.prefix = f"{uuid.uuid4().hex[:8]}-{iteration}"
         self.shares = list(shares)
         self.graph: dict[Any, Any] = {}
         self._placed: dict[str, str] = {}
@@ -50,7 +54,7 @@ class Tasks:
         self,
         function: Callable[..., Any],
         label: str,
-        index: Sequence[int],
+        index: Sequence[int | str],
         *args: Any,
         at: int | None = None,
     ) -> TaskRef:
@@ -60,7 +64,7 @@ class Tasks:
         ----------
         at : the share on whose worker the call should run, if any
         """
-        key = f"{label}-{self._prefix}-{'-'.join(map(str, index))}"
+        key = f"{label}-{self.prefix}-{'-'.join(map(str, index))}"
         self.graph[key] = Task(key, function, *map(self._argument, args))
         self._place(key, at)
         return TaskRef(key)
@@ -70,7 +74,7 @@ class Tasks:
         return Task(None, function, *map(self._argument, args))
 
     def once_per_home(
-        self, function: Callable[..., Any], label: str, index: Sequence[int], *args: Any
+        self, function: Callable[..., Any], label: str, index: Sequence[int | str], *args: Any
     ) -> list[TaskRef]:
         """Add one call per home, or one call without homes; return, per share, the reference at its home."""
         made: dict[str, TaskRef] = {}
@@ -89,17 +93,22 @@ class Tasks:
         It is part of the graph, so a lost worker does not lose it. Scattering it to the workers first takes as
         long (35 ms for 12 MB on two local workers), and a value scattered to a worker is lost with it.
         """
-        key = f"{label}-{self._prefix}"
+        key = f"{label}-{self.prefix}"
         self.graph[key] = DataNode(
             key, value
         )  # has no home: without any worker, Dask would wait for that very one
         return TaskRef(key)
 
-    def finish(self, result: TaskRef) -> Delayed:
-        """Return the graph as an object that computes to `result`."""
+    def finish(self, result: TaskRef, only_home: bool = False) -> Delayed:
+        """Return the graph as an object that computes to `result`.
+
+        Parameters
+        ----------
+        only_home : whether tasks may run at their homes only, and wait for them otherwise
+        """
         if not self._placed:
             return delayed_of(result.key, self.graph)
-        return placed_delayed(result.key, self.graph, f"tasks-{self._prefix}", _Placed(self._placed))
+        return placed_delayed(result.key, self.graph, f"tasks-{self.prefix}", _Placed(self._placed), not only_home)
 
     def _argument(self, value: Any) -> Any:
         """Return an argument as a task takes it: a reference, a list of arguments or a literal value.

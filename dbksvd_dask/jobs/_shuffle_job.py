@@ -125,7 +125,8 @@ class ShuffleJob:
         part : (i, n), optional
             This process does part i of n and others may be at work: discard nothing, and take two passes.
         """
-        self._require_shared_scratch()
+        if _workers.current_client() is not None:
+            self.require_shared_scratch()
         require_free(self.path, self.force, "force")
         job, shared = self._identity(), part is not None
         begun = self._folder.settle(job, self.force)
@@ -142,8 +143,9 @@ class ShuffleJob:
         self._recheck_means(self._writer, own)
         return self._writer
 
-    def _require_shared_scratch(self) -> None:
-        if not self._has_scratch and _workers.current_client() is not None:
+    def require_shared_scratch(self) -> None:
+        """Refuse a target on a remote without a folder that all workers see."""
+        if not self._has_scratch:
             raise InputError(
                 f"a shuffle to {self.path} on a cluster needs a folder between the passes that all workers see; "
                 "give scratch=FOLDER"

@@ -365,10 +365,7 @@ def encode_store(
     began = time.perf_counter()
     params: dict[str, Any] = {"k": k, "encoder": encoder, "nonneg": nonneg, "refit": refit}
     params |= {"min_coefficient": min_coefficient, "rtol": rtol, "encode": encode, "gram": gram}
-    if part is not None:
-        part = check_part(part)
-        if finish:
-            raise InputError("part and finish were both given; run every part first, then finish alone")
+    _check_steps(part, finish)
     job = EncodeJob(
         store,
         dictionary,
@@ -395,6 +392,38 @@ def encode_store(
     )
 
 
+def _check_steps(part: tuple[int, int] | None, finish: bool) -> None:
+    if part is not None:
+        check_part(part)
+        if finish:
+            raise InputError("part and finish were both given; run every part first, then finish alone")
+
+
+def check_encode(
+    store: PathLike,
+    dictionary: Any,
+    path: PathLike,
+    *,
+    part: tuple[int, int] | None = None,
+    finish: bool = False,
+    resume: bool = False,
+    **options: Any,
+) -> None:
+    """Refuse what `encode_store` would refuse, without reading a sample; parameters as of `encode_store`."""
+    _check_steps(part, finish)
+    job = EncodeJob(store, dictionary, path, **options)
+    if not job.is_there():
+        begun = CodesWriter.begun(job.path)
+        if begun is not None and not job.force:
+            job.plan.require_same(begun.plan, f"the unfinished encode at {begun.work}")
+        if begun is None and finish:
+            raise _not_begun(job)
+
+
+def _not_begun(job: EncodeJob) -> StoreError:
+    return StoreError(f"no encode was begun at {job.path}; run its parts first, such as part=(1, 4)")
+
+
 # samples written and kept, and the metrics if the job is finished
 Done = tuple[int, int, dict[str, Any] | None]
 
@@ -419,7 +448,7 @@ def _found(job: EncodeJob) -> Done:
 def _encode_all(job: EncodeJob, finish: bool, lock: Lock) -> Done:
     """Encode what is missing, unless only `finish` is requested, and publish; this process holds the target."""
     if finish and CodesWriter.begun(job.path) is None:
-        raise StoreError(f"no encode was begun at {job.path}; run its parts first, such as part=(1, 4)")
+        raise _not_begun(job)
     job.init(begin_again=not finish)
     try:
         written, kept = (0, job.plan.n_samples) if finish else job.run()

@@ -15,7 +15,7 @@ import numpy as np
 
 from dbksvd_dask.plan.memory import BASE_BYTES, gram_bytes, tile_bytes
 from dbksvd_dask.plan.screening import n_passes
-from dbksvd_dask.plan.shares import ExchangeCost, computes_gram_alone, exchange_cost, plan_shares
+from dbksvd_dask.plan.shares import ExchangeCost, computes_gram_alone, tree_cost
 from dbksvd_dask.store.paths import PathLike
 
 # Python with NumPy, Zarr and what import and shuffle need, before any data; a process that also loads the kernels
@@ -168,13 +168,13 @@ class Workers(NamedTuple):
     threads: int
 
 
-# Assumed of a cluster: bytes per second of a worker's network. Measured by benchmarks.cluster_overhead with two
-# workers (docs/scaling.md): seconds of waiting from the end of a task to the start of one that needs it elsewhere,
-# and processor seconds per task of the scheduler and of the worker.
-NETWORK_SPEED, HOP_SECONDS, TASK_SECONDS, WORKER_SECONDS = 1.0e9, 0.0023, 0.00045, 0.0015
+# Assumed of a cluster: bytes per second of a worker's network. Measured by benchmarks.cluster_overhead
+# (docs/scaling.md): seconds of a message from one worker to another beside its bytes, of a batch from its
+# submission until workers compute and from their last sums to the driver, and of the scheduler per task.
+NETWORK_SPEED, HOP_SECONDS, BATCH_SECONDS, TASK_SECONDS = 1.0e9, 0.0004, 0.03, 0.0009
 ASSUMED = (
-    "cores as fast as those of this machine, 1 GB/s per worker, 2.3 ms per hop, 0.45 ms of the scheduler and "
-    "1.5 ms of a worker per task"
+    "cores as fast as those of this machine, 1 GB/s per worker, 0.4 ms per hop, 30 ms per batch and 0.9 ms of the "
+    "scheduler per task"
 )
 
 
@@ -190,8 +190,7 @@ class BatchShape(NamedTuple):
 
 def _exchange(batch: BatchShape, workers: Workers) -> ExchangeCost:
     """Return what one exchange of sums takes."""
-    threads = {f"{i:06d}": workers.threads for i in range(workers.processes)}
-    return exchange_cost(plan_shares(batch.n_chunks, threads))
+    return tree_cost(min(workers.processes, batch.n_chunks))
 
 
 def moved_bytes(work: FitWork, batch: BatchShape, workers: Workers) -> int:
@@ -199,14 +198,14 @@ def moved_bytes(work: FitWork, batch: BatchShape, workers: Workers) -> int:
 
     Examples
     --------
-    >>> work, batch = FitWork(768, 4096, 1, 65536, 0, 0, 2), BatchShape(8, 8, 2, 3072, 120)
+    >>> work, batch = FitWork(768, 4096, 1, 65536, 0, 0, 2), BatchShape(8, 8, 2, 3072, 4)
     >>> moved_bytes(work, batch, Workers(4, 2)), moved_bytes(work, batch, Workers(1, 8))
     (121634816, 0)
     """
     cost = _exchange(batch, workers)
     if cost.hops == 0:
         return 0
-    sums = cost.received * batch.lanczos_steps
+    sums = (1 + cost.received) * batch.lanczos_steps  # of the first worker, and one result of any other
     return (1 + sums) * work.n_atoms * batch.atom_bytes + _gram_tiles(work, batch, workers)
 
 
@@ -232,23 +231,23 @@ def cluster_seconds(
     Examples
     --------
     >>> work = FitWork(768, 4096, 10, 655_360, 0, 0, 2)
-    >>> spent = cluster_seconds(work, BatchShape(8, 8, 2, 3072, 120), Workers(4, 2), 5e10, 1e9)
+    >>> spent = cluster_seconds(work, BatchShape(8, 8, 2, 3072, 4), Workers(4, 2), 5e10, 1e9)
     >>> {name: round(seconds, 1) for name, seconds in spent.items()}
-    {'compute': 21.9, 'read': 0.3, 'network': 1.5, 'wait': 1.0, 'scheduler': 0.5}
+    {'compute': 21.9, 'read': 0.3, 'network': 1.6, 'wait': 0.6, 'scheduler': 0.0}
     """
     processes = min(workers.processes, batch.n_chunks)
     slots = min(batch.n_chunks, workers.processes * workers.threads)
     idle = -(-batch.n_chunks // slots) * slots / batch.n_chunks  # threads without a chunk in the last turn
     cost, exchanges = _exchange(batch, workers), batch.n_rounds * batch.lanczos_steps
-    sent = (1 + batch.lanczos_steps) * cost.transfers * work.n_atoms * batch.atom_bytes
+    # the dictionary goes down the tree once, sums and results go up and down in every exchange
+    sent = (cost.received + batch.lanczos_steps * cost.transfers) * work.n_atoms * batch.atom_bytes
     sent += _gram_tiles(work, batch, workers) if cost.hops else 0
-    # sums leave the states by a task of their own, once per round
-    hops = exchanges * cost.hops + batch.n_rounds if cost.hops else 0
+    hops = (exchanges + 1) * cost.hops  # one more for dictionary and end
     return {
         "compute": ITERATION_RATIO * work.flops / (core_speed * slots) * idle,
         "read": work.read_bytes / (read_speed * processes),
         "network": work.n_iter * sent / NETWORK_SPEED,
-        "wait": work.n_iter * (hops * HOP_SECONDS + batch.n_tasks / processes * WORKER_SECONDS),
+        "wait": work.n_iter * (hops * HOP_SECONDS + BATCH_SECONDS),
         "scheduler": work.n_iter * batch.n_tasks * TASK_SECONDS,
     }
 
@@ -272,10 +271,9 @@ def estimate_import(
     """
     from dbksvd_dask.importers.selection import Rules
     from dbksvd_dask.jobs._parts import check_part_alone
-    from dbksvd_dask.jobs.import_ import ImportJob
+    from dbksvd_dask.jobs.import_ import RULES, ImportJob
 
-    names = ("mask", "mask_array", "drop_first_token", "drop_outliers", "nonfinite")
-    rules = Rules(**{name: options.pop(name) for name in names if name in options})
+    rules = Rules(**{name: options.pop(name) for name in RULES if name in options})
     job = ImportJob(source, path, rules=rules, **options)
     try:
         return _estimate_import(job, check_part_alone(part, job.force))

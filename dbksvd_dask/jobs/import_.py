@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.events import Callback
@@ -19,7 +20,10 @@ from dbksvd_dask.store.dtypes import stored_dtype
 from dbksvd_dask.store.lock import Lock, hold
 from dbksvd_dask.store.paths import PathLike
 
-__all__ = ["ImportJob", "ImportResult", "import_activations"]
+__all__ = ["RULES", "ImportJob", "ImportResult", "check_import", "import_activations"]
+
+# parameters that say which rows are left out
+RULES = ("mask", "mask_array", "drop_first_token", "drop_outliers", "nonfinite")
 
 
 @dataclass(frozen=True)
@@ -186,6 +190,15 @@ def import_activations(
             return _import(job, lock, began)
     finally:
         job.close()
+
+
+def check_import(
+    source: PathLike | Sequence[PathLike], path: PathLike, *, part: Part | None = None, **options: Any
+) -> None:
+    """Refuse what `import_activations` would refuse, without reading a row; parameters as of that function."""
+    check_part_alone(part, options.get("force", False))
+    rules = Rules(**{name: options.pop(name) for name in RULES if name in options})
+    ImportJob(source, path, rules=rules, **options).close()
 
 
 def _import_part(job: ImportJob, part: Part, began: float) -> ImportResult:

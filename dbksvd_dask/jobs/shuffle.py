@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from dbksvd_dask.events import Callback
 from dbksvd_dask.jobs._parts import Part, check_part_alone, found_by_part, parts_missing, run_part
@@ -12,8 +13,9 @@ from dbksvd_dask.jobs._shuffle_job import ShuffleJob
 from dbksvd_dask.progress import with_view
 from dbksvd_dask.store.lock import Lock, hold
 from dbksvd_dask.store.paths import PathLike
+from dbksvd_dask.store.writer import require_free
 
-__all__ = ["ShuffleJob", "ShuffleResult", "shuffle_activations"]
+__all__ = ["ShuffleJob", "ShuffleResult", "check_shuffle", "shuffle_activations"]
 
 Figures = tuple[float | None, float | None]  # of the source and of the result
 Counts = tuple[int, int]  # written and kept
@@ -144,6 +146,15 @@ def shuffle_activations(
             job.tidy()
             return _found(job, began)
         return _shuffle(job, lock, began)
+
+
+def check_shuffle(source: PathLike, path: PathLike, *, part: Part | None = None, **options: Any) -> None:
+    """Refuse what `shuffle_activations` would refuse on workers, without reading a row; parameters as of that."""
+    check_part_alone(part, options.get("force", False))
+    job = ShuffleJob(source, path, **options)
+    job.require_shared_scratch()
+    if not job.is_there():
+        require_free(job.path, job.force, "force")
 
 
 def _shuffle_part(job: ShuffleJob, part: Part, began: float) -> ShuffleResult:

@@ -19,7 +19,7 @@ from dbksvd_dask.plan.dead_atoms import DEAD_ATOM_RULES
 
 
 class Candidates(NamedTuple):
-    """Rows of one chunk that may become atoms, best first."""
+    """Rows of some chunks that may become atoms, best first."""
 
     score: np.ndarray  # (c,) float64, the larger the better
     rows: np.ndarray  # (c, d)
@@ -58,13 +58,23 @@ class Rule(ABC):
         """
         return Candidates(np.empty(0), np.empty((0, D.shape[1])))
 
+    def best(self, candidates: list[Candidates], n_dead: int) -> list[Candidates]:
+        """Return candidates of neighbouring chunks without those that cannot be chosen, so that fewer travel.
+
+        Parameters
+        ----------
+        candidates : in chunk order
+        n_dead : number of dead atoms
+        """
+        return candidates
+
     @abstractmethod
     def choose(self, candidates: list[Candidates], D: np.ndarray, dead: np.ndarray, path: SeedPath) -> np.ndarray:
         """Return unit rows for the first dead atoms: (at most n_dead, d). Atoms without a row stay unchanged.
 
         Parameters
         ----------
-        candidates : per chunk, in chunk order; empty for a rule that does not propose
+        candidates : of all chunks, in chunk order, as `best` left them; empty for a rule that does not propose
         D : (n_atoms, d) atoms of the group after the batch, on the host
         dead : (n_dead,) indices of dead atoms, ascending; at least one
         """
@@ -82,13 +92,18 @@ class WorstSamples(Rule):
         worst: Candidates = compute.worst_samples(state, D, members, new, counts)
         return worst
 
-    def choose(self, candidates: list[Candidates], D: np.ndarray, dead: np.ndarray, path: SeedPath) -> np.ndarray:
-        """Return the worst of all, in descending order of error; of equal errors the earlier sample first."""
+    def best(self, candidates: list[Candidates], n_dead: int) -> list[Candidates]:
+        """Return the worst samples in descending order of error; of equal errors the earlier one first."""
         error = np.concatenate([c.score for c in candidates])
         rows = np.concatenate([c.rows for c in candidates])
         order = np.argsort(-error, kind="stable")
-        order = order[rows[order].any(axis=1)][: dead.size]
-        chosen = rows_near_one(rows[order])
+        order = order[rows[order].any(axis=1)][:n_dead]
+        return [Candidates(error[order], rows[order])]
+
+    def choose(self, candidates: list[Candidates], D: np.ndarray, dead: np.ndarray, path: SeedPath) -> np.ndarray:
+        """Return the worst of all, in descending order of error; of equal errors the earlier sample first."""
+        (worst,) = self.best(candidates, dead.size)
+        chosen = rows_near_one(worst.rows)
         norms = np.linalg.norm(chosen.astype(np.float64), axis=1)
         return (chosen / norms[:, None]).astype(D.dtype)
 

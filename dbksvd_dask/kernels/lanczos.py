@@ -40,6 +40,11 @@ class LanczosState(NamedTuple):
     off: tuple[Any, ...]  # gamma_i, each (n_local,) float64
     dv: Any  # (n_local,) products of the old atoms with the newest vector
 
+    @property
+    def newest(self) -> LanczosState:
+        """The part that the next product takes."""
+        return LanczosState(self.basis[-1:], self.alpha2, (), (), self.dv)
+
 
 def namespace(array: Any) -> Any:
     """Array namespace of `array`: what its `__array_namespace__` says, or CuPy, whose arrays do not say it."""

@@ -158,6 +158,25 @@ class _Coming(Generic[T]):
 # ---------------------------------------------------------------------------------------------- between workers
 
 
+def tree_parent(rank: int) -> int:
+    """Return the rank to which one sends its sums, -1 for the first: a binomial tree, so subtrees are neighbours.
+
+    >>> [tree_parent(rank) for rank in range(9)]
+    [-1, 0, 0, 2, 0, 4, 4, 6, 0]
+    """
+    return rank & (rank - 1) if rank else -1
+
+
+def tree_children(rank: int, n: int) -> list[int]:
+    """Return the ranks that send their sums to one; each stands for itself and all up to the next.
+
+    >>> tree_children(0, 8), tree_children(4, 8), tree_children(4, 6), tree_children(0, 1)
+    ([1, 2, 4], [5, 6], [5], [])
+    """
+    steps = (1 << j for j in range(n.bit_length()))
+    return [rank + step for step in steps if rank + step < n and tree_parent(rank + step) == rank]
+
+
 def plan_groups(shares: Sequence[Share]) -> list[tuple[int, int]]:
     """Return the groups in which shares exchange sums, as spans of their numbers.
 
@@ -198,8 +217,18 @@ class ExchangeCost(NamedTuple):
     received: int  # of these, by the busiest worker
 
 
+def tree_cost(n: int) -> ExchangeCost:
+    """Return what one exchange takes between n workers that send sums up their tree and results down.
+
+    >>> [tuple(tree_cost(n)) for n in (1, 2, 4, 16, 64)]
+    [(0, 0, 0), (2, 2, 1), (4, 4, 2), (8, 8, 4), (12, 12, 6)]
+    """
+    depth = (n - 1).bit_length()
+    return ExchangeCost(2 * depth, 2 * depth, depth)
+
+
 def exchange_cost(shares: Sequence[Share]) -> ExchangeCost:
-    """Return what one exchange of sums takes between workers.
+    """Return what one exchange of sums takes between workers if it is made of tasks.
 
     >>> def of(n): return tuple(exchange_cost([Share(c, c + 1, f"{c:03d}") for c in range(n)]))
     >>> of(1), of(2), of(4), of(16), of(64)

@@ -100,8 +100,8 @@ class Active:
     """The features that are active on a sample or on the tokens of a text, the most telling first.
 
     Dense features have large coefficients on every sample and say little about this one. Features are therefore
-    ranked by the size of the coefficient times ``log(1 / density)``, where the density is the share of samples
-    that use the feature. The coefficient itself is shown.
+    ranked by the size of the coefficient times ``log(1 / density)``; the density is the share of samples that use
+    it. The coefficient itself is shown.
 
     Attributes
     ----------

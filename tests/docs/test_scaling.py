@@ -22,11 +22,12 @@ def test_bytes_per_worker_grow_with_less_than_the_workers():
     assert max(per_worker) < 3 * per_worker[0]
 
 
-def test_the_simulation_gives_what_two_workers_took():
-    """`benchmarks.cluster_overhead` measured 1.04 to 1.05 s for a batch on two workers (docs/scaling.md)."""
+def test_the_simulation_gives_what_workers_took():
+    """`benchmarks.cluster_overhead` measured 0.95 and 0.98 s on two and eight workers (docs/scaling.md)."""
     fast = scaling.Machine(bytes_per_second=1e12)
-    spent = scaling.simulate(scaling.Batch(768, 4096, 16), 2, 16 * 8192, fast)
-    assert sum(spent.values()) == pytest.approx(1.045, rel=0.05)
+    for workers, seconds in ((2, 0.95), (8, 0.98)):
+        spent = scaling.simulate(scaling.Batch(768, 4096, 8 * workers), workers, workers * 65_536, fast)
+        assert sum(spent.values()) == pytest.approx(seconds, rel=0.02)
 
 
 def test_the_table_covers_two_to_a_thousand_workers():
@@ -69,7 +70,7 @@ def test_overhead_benchmark_runs_the_real_graph_on_real_workers():
     rows = cluster_overhead.main(small)["rows"]
     assert [row["workers"] for row in rows] == [1, 2]
     assert all(row["seconds"] > row["compute_seconds"] > 0 for row in rows)
-    assert all(row["tasks"] > 10 for row in rows)
+    assert [row["tasks"] > 10 for row in rows] == [True, False], "two workers have one task each"
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -91,34 +92,91 @@ class Disturb:
 # ---------------------------------------------------------------------------------------------- gates
 
 
-def install_gate(folder, round_):
-    """In a worker process: refresh tasks of one round say that they are inside, and wait until told to go on.
+PHASES = {"encode": "encode_chunk", "first": "first_product", "next": "next_product", "refresh": "refresh_chunk"}
+
+
+def moment(seed):
+    """A phase of a batch, and a round of it, that follow from a seed; encoding belongs to no round."""
+    rng = np.random.default_rng(seed)
+    return str(rng.choice(list(PHASES))), int(rng.integers(N_ROUNDS))
+
+
+def install_gate(folder, phase, round_):
+    """In a worker process: one phase of one round says that it is inside, and waits until told to go on.
 
     Only while the file `armed` exists. Tasks name their function, so what a worker finds under that name is what
     runs.
     """
     from dbksvd_dask.kernels import chunk
 
-    real = getattr(chunk, "ungated_refresh", chunk.refresh_chunk)
-    chunk.ungated_refresh = real
-    folder = Path(folder)
+    remove_gate()
+    name, folder = PHASES[phase], Path(folder)
+    real = getattr(chunk, name)
+    chunk.ungated = (name, real)
 
     @functools.wraps(real)
     def gated(state, r, *rest):
-        if r == round_ and (folder / "armed").exists():
+        if (phase == "encode" or r == round_) and (folder / "armed").exists():
             (folder / f"inside-{os.getpid()}").touch()
             await_file(folder, "open")
         return real(state, r, *rest)
 
-    chunk.refresh_chunk = gated
+    setattr(chunk, name, gated)
 
 
 def remove_gate():
     """In a worker process: back to the real function."""
     from dbksvd_dask.kernels import chunk
 
-    if hasattr(chunk, "ungated_refresh"):
-        chunk.refresh_chunk = chunk.ungated_refresh
+    if hasattr(chunk, "ungated"):
+        setattr(chunk, *chunk.ungated)
+        del chunk.ungated
+
+
+class DisturbInside:
+    """Does something to the first worker that comes to the gate in a given batch; writes down all events."""
+
+    def __init__(self, folder, iteration, action, victim="*"):
+        self.folder, self.iteration, self.action, self.victim = Path(folder), iteration, action, victim
+        self.events, self.acted_after, self.error = [], None, None
+        self._thread = None
+
+    def __call__(self, event):
+        self.events.append(event)
+        started = isinstance(event, events.BatchStarted) and event.iteration == self.iteration
+        if started and self._thread is None:
+            (self.folder / "armed").touch()
+            self._thread = threading.Thread(target=self._act, daemon=True)
+            self._thread.start()
+
+    def _act(self):
+        try:
+            pid = int(await_file(self.folder, f"inside-{self.victim}").name.removeprefix("inside-"))
+            self.acted_after = list(self.events)
+            self.action(pid)
+        except BaseException as error:
+            self.error = error
+        finally:
+            (self.folder / "open").touch()
+
+    def check_was_mid_batch(self):
+        """The batch had begun and not ended when the worker was disturbed; it and those after it ended."""
+        self._thread.join(PATIENCE)
+        if self.error is not None:
+            raise self.error
+        done = [e.iteration for e in self.acted_after if isinstance(e, events.BatchFinished)]
+        assert done == list(range(self.iteration))
+        assert [e.iteration for e in self.events if isinstance(e, events.BatchFinished)][-1] > self.iteration - 1
+
+    def retries(self):
+        """The batches that ran again."""
+        return [e for e in self.events if isinstance(e, events.Retrying)]
+
+
+def kill_process(pid):
+    """SIGKILL a process and wait until it is gone."""
+    os.kill(pid, signal.SIGKILL)
+    await_true(lambda: not is_alive(pid))
 
 
 def await_file(folder, pattern, seconds=PATIENCE):

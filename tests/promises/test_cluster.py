@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 
 import dask
+import numpy as np
 import pytest
+from distributed import Client
 
 from dbksvd_dask import DBKSVD, cluster, events, fit_linear_encoder, progress
 from dbksvd_dask.errors import ClusterError, InputError
 from tests.helpers import clusters
+from tests.helpers.jobs import made_up, write_store
 
 pytestmark = pytest.mark.cluster
 
@@ -80,41 +84,67 @@ def test_a_linear_encoder_has_the_bits_of_one_thread(client, store):
         assert getattr(found, name).tobytes() == getattr(expected, name).tobytes()
 
 
-def test_states_stay_on_their_workers(client, store):
+@pytest.fixture(params=["direct", "tasks"])
+def exchange(request):
+    """The way in which workers exchange sums."""
+    with dask.config.set({"dbksvd.exchange": request.param}):
+        yield request.param
+
+
+def test_states_stay_on_their_workers(client, store, exchange):
     """Of the residuals, the one large thing, nothing moves: only sums, atoms and tiles do."""
-    moved = []
 
     def incoming(dask_worker):
         return [list(record["keys"]) for record in dask_worker.transfer_incoming_log]
 
+    def moved():
+        return [key for records in client.run(incoming).values() for keys in records for key in keys]
+
+    before = len(moved())
     clusters.fit(store)
-    for records in client.run(incoming).values():
-        moved += [key for keys in records for key in keys]
-    assert any(key.startswith("lanczos-start") for key in moved)
-    assert not [key for key in moved if key.startswith(("encode-", "refresh-"))]
+    keys = moved()[before:]
+    assert any(key.startswith("lanczos-start") for key in keys) == (exchange == "tasks")
+    assert not [key for key in keys if key.startswith(("encode-", "refresh-", "share-", "whole-"))]
 
 
-def test_killed_worker_mid_batch_gives_the_same_bits(client, store, expected, tmp_path):
+def test_a_batch_is_one_task_per_worker(client, store, exchange):
+    seen = []
+    clusters.fit(store, [seen.append], n_iter=1)
+    (started,) = [e for e in seen if isinstance(e, events.BatchStarted)]
+    assert started.n_tasks == 2 if exchange == "direct" else started.n_tasks > 20
+
+
+def test_an_unknown_way_to_exchange_is_refused(client, store):
+    with (
+        dask.config.set({"dbksvd.exchange": "pigeon"}),
+        pytest.raises(InputError, match="use 'direct' or 'tasks'"),
+    ):
+        clusters.fit(store, n_iter=1)
+
+
+def test_a_bad_row_is_named_by_every_way_and_not_tried_again(client, exchange, tmp_path):
+    rows = made_up(1600, 32)
+    rows[1234, 7] = np.nan
+    rows, seen = write_store(tmp_path / "store.zarr", rows, 400), []
+    with pytest.raises(InputError, match=r"sample 1234 .* has NaN or infinity"):
+        clusters.fit(rows, [seen.append], n_iter=1, validation=0, center=False)
+    assert not [e for e in seen if isinstance(e, events.Retrying)]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+def test_killed_worker_mid_batch_gives_the_same_bits(client, store, expected, tmp_path, exchange, seed):
+    """In any phase and round: a worker is inside a task of this batch, and holds states that later rounds need."""
+    if exchange == "tasks" and seed:
+        pytest.skip("one moment is enough for what Dask itself recovers")
+    client.wait_for_workers(2, timeout=clusters.PATIENCE)
     before = set(client.nthreads())
-    client.run(clusters.install_gate, str(tmp_path), 1)
-    killed = []
-
-    def kill_worker():
-        # a worker is inside a task of this batch, and holds states that later rounds need
-        pid = int(clusters.await_file(tmp_path, "inside-*").name.removeprefix("inside-"))
-        assert pid in client.run(os.getpid).values()
-        os.kill(pid, signal.SIGKILL)
-        clusters.await_true(lambda: not clusters.is_alive(pid))
-        killed.append(pid)
-        (tmp_path / "open").touch()
-
-    disturb = clusters.Disturb(1, 0, kill_worker, prepare=(tmp_path / "armed").touch)
+    client.run(clusters.install_gate, str(tmp_path), *clusters.moment(seed))
+    disturb = clusters.DisturbInside(tmp_path, 1, clusters.kill_process)
     found = clusters.fit(store, [disturb])
     client.run(clusters.remove_gate)
     disturb.check_was_mid_batch()
-    assert len(killed) == 1
-    assert disturb.finished_after() == [1, 2]
     clusters.same(found, expected)
+    assert [(e.iteration, e.attempt) for e in disturb.retries()] == ([(1, 1)] if exchange == "direct" else [])
     client.wait_for_workers(2, timeout=clusters.PATIENCE)
     assert len(before - set(client.nthreads())) == 1, "one of the workers is another one now"
 
@@ -123,23 +153,22 @@ def test_killed_worker_mid_batch_gives_the_same_bits(client, store, expected, tm
 def test_a_worker_stopped_mid_batch_gives_the_same_bits(client, store, expected, tmp_path, then):
     """Stopped with SIGSTOP inside a task, holding states that later rounds need; then let go on, or killed."""
     client.wait_for_workers(2, timeout=60)
-    client.run(clusters.install_gate, str(tmp_path), 1)
+    client.run(clusters.install_gate, str(tmp_path), *clusters.moment(10 + then))
     states = []
 
-    def stop_worker():
-        pid = int(clusters.await_file(tmp_path, "inside-*").name.removeprefix("inside-"))
+    def stop_worker(pid):
         os.kill(pid, signal.SIGSTOP)
         clusters.await_true(lambda: clusters.state(pid) == "T")
         (tmp_path / "open").touch()  # it does not see that: it stands still
         states.append(clusters.state(pid))
         os.kill(pid, then)
 
-    disturb = clusters.Disturb(1, 0, stop_worker, prepare=(tmp_path / "armed").touch)
+    disturb = clusters.DisturbInside(tmp_path, 1, stop_worker)
     found = clusters.fit(store, [disturb])
     client.run(clusters.remove_gate)
     disturb.check_was_mid_batch()
     assert states == ["T"]
-    assert disturb.finished_after() == [1, 2]
+    assert len(disturb.retries()) == (then == signal.SIGKILL)
     clusters.same(found, expected)
 
 
@@ -163,24 +192,34 @@ def test_workers_joining_and_leaving_give_the_same_bits(store, expected):
 
 
 @pytest.mark.slow
-def test_killing_the_first_of_five_workers_gives_the_same_bits(store, tmp_path):
-    """Five workers exchange sums in groups; the first adds for its group and serves it."""
+@pytest.mark.parametrize("rank", [0, 4])
+def test_killing_any_of_five_workers_gives_the_same_bits(store, tmp_path, rank):
+    """The first, which adds for all others and serves them, or the last."""
     how = {"chunk_size": 100, "n_iter": 2}
     with cluster.connect(workers=5) as client:
-        client.run(clusters.install_gate, str(tmp_path), 1)
+        client.run(clusters.install_gate, str(tmp_path), *clusters.moment(20 + rank))
         pids = client.run(os.getpid)  # by address, the order of homes
-        victim = pids[min(pids)]
-
-        def kill_worker():
-            clusters.await_file(tmp_path, f"inside-{victim}")
-            os.kill(victim, signal.SIGKILL)
-            clusters.await_true(lambda: not clusters.is_alive(victim))
-            (tmp_path / "open").touch()
-
-        disturb = clusters.Disturb(1, 0, kill_worker, prepare=(tmp_path / "armed").touch)
+        disturb = clusters.DisturbInside(tmp_path, 1, clusters.kill_process, pids[sorted(pids)[rank]])
         found = clusters.fit(store, [disturb], **how)
         disturb.check_was_mid_batch()
     clusters.same(found, clusters.on_threads(store, 1, **how))
+
+
+@pytest.mark.slow
+def test_sixteen_workers_of_one_process_give_the_bits_of_one_thread(store):
+    how = {"chunk_size": 50, "n_iter": 2}
+    local = {"processes": False, "n_workers": 16, "threads_per_worker": 1, "dashboard_address": "127.0.0.1:0"}
+    with Client(**local) as client:
+        found = clusters.fit(store, **how)
+        assert len(client.nthreads()) == 16
+    clusters.same(found, clusters.on_threads(store, 1, **how))
+
+
+@pytest.mark.slow
+def test_two_fits_at_once_on_workers_of_one_thread_do_not_wait_for_each_other(client, store, expected):
+    with ThreadPoolExecutor(3) as pool:
+        for found in pool.map(lambda _: clusters.fit(store), range(3)):
+            clusters.same(found, expected)
 
 
 def test_local_cluster_listens_on_loopback_only(client):
