@@ -4,8 +4,7 @@
 
 Draws rows of `benchmarks/results`: explained variance against MCC and F1 on small SynthSAEBench models at L0 6,
 and against one-atom probing of WordNet glosses. Mean over seeds. A filled circle is a recipe with its own
-encoding, an empty one the same dictionary in one linear step, a square an SAE, a dashed line an SAE whose
-explained variance is not known.
+encoding, an empty one the same dictionary in one linear step, a square an SAE.
 """
 
 from __future__ import annotations
@@ -30,8 +29,6 @@ COLOURS = {
     "BatchTopK SAE": "#2f8f5b",
     "TopK SAE": "#2f8f5b",
 }
-# SAEs with their own encoder, from the table of docs/settings.md; their explained variance was not recorded.
-SAE_ACCURACY = {"TopK SAE": 0.665, "Matryoshka SAE": 0.788}
 
 
 class Point(NamedTuple):
@@ -39,7 +36,7 @@ class Point(NamedTuple):
 
     name: str  # a key of COLOURS
     kind: str  # "own", "linear" or "sae"
-    x: float | None  # None where the explained variance was not measured
+    x: float  # explained variance
     y: float
 
 
@@ -53,7 +50,7 @@ def recovery_points(rows: list[dict[str, Any]], figure: str) -> list[Point]:
             continue
         same = [r for r in mine if (r["method"], r["encode"]) == (method, encode)]
         kind = encode if method.startswith("recipe") else "sae"
-        points.append(Point(name, kind, _mean(same, "EV"), _mean(same, figure) or 0.0))
+        points.append(Point(name, kind, _mean(same, "EV"), _mean(same, figure)))
     return points
 
 
@@ -66,30 +63,24 @@ def probing_points(rows: list[dict[str, Any]]) -> list[Point]:
             continue
         same = [r for r in rows if r["method"] == method]
         kind = ("linear" if how else "own") if method.startswith("recipe") else "sae"
-        points.append(Point(name, kind, _mean(same, "VE"), _mean(same, "k_sp=1") or 0.0))
-    known = {point.name for point in points}
-    lines = [Point(name, "sae", None, y) for name, y in SAE_ACCURACY.items() if name not in known]
-    return points + lines
+        points.append(Point(name, kind, _mean(same, "VE"), _mean(same, "k_sp=1")))
+    return points
 
 
-def _mean(rows: list[dict[str, Any]], column: str) -> float | None:
-    found = [r[column] for r in rows if column in r]
-    return float(np.mean(found)) if found else None
+def _mean(rows: list[dict[str, Any]], column: str) -> float:
+    return float(np.mean([r[column] for r in rows]))
 
 
 def draw_panel(ax: Axes, points: list[Point], title: str, x: str, y: str) -> None:
-    """Draw the points of one panel; a method whose explained variance is unknown is a line."""
+    """Draw the points of one panel."""
     for point in points:
         colour = COLOURS[point.name]
-        if point.x is None:
-            ax.axhline(point.y, color=colour, ls="--", lw=1)
-            ax.annotate(point.name, (0.98, point.y), xycoords=("axes fraction", "data"), ha="right", va="bottom")
-            continue
         marker = "s" if point.kind == "sae" else "o"
         face = "white" if point.kind == "linear" else colour
         ax.plot(point.x, point.y, marker, color=colour, mfc=face, ms=9)
         label = f"{point.name}, linear" if point.kind == "linear" else point.name
-        ax.annotate(label, (point.x, point.y), xytext=(0, 8), textcoords="offset points", ha="center")
+        below = -17 if point.kind == "sae" else 8
+        ax.annotate(label, (point.x, point.y), xytext=(0, below), textcoords="offset points", ha="center")
     ax.set(title=title, xlabel=x, ylabel=y)
     ax.margins(0.18)
     ax.grid(alpha=0.3)

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from dbksvd_dask import events
 from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.errors import BusyError, ClusterError, InputError, MismatchError, StoreError
 from dbksvd_dask.fit.context import Context
+from dbksvd_dask.plan.params import FitParams
 from dbksvd_dask.plan.stopping import is_over
 from dbksvd_dask.status import STATUS, StatusFile
 from dbksvd_dask.store import paths
@@ -33,6 +34,8 @@ logger = logging.getLogger(__name__)
 # A fit may be made longer, and may continue on another device; every other parameter changes the resulting
 # dictionary.
 MAY_CHANGE = frozenset({"n_iter", "patience", "device"})
+# A checkpoint that lacks a parameter is older than it: the default of a new parameter changes nothing.
+DEFAULTS = {field.name: field.default for field in fields(FitParams)}
 
 
 def newest_readable(run: str) -> Dictionary:
@@ -65,9 +68,10 @@ def require_same_fit(run: str, stored: Dictionary, params: dict[str, Any], sourc
     source : identity of its source
     """
     for name, value in params.items():
-        if name not in MAY_CHANGE and stored.params.get(name) != value:
+        before = stored.params.get(name, DEFAULTS.get(name))
+        if name not in MAY_CHANGE and before != value:
             raise MismatchError(
-                f"the checkpoint in {run} was made with {name}={stored.params.get(name)!r}, this fit has "
+                f"the checkpoint in {run} was made with {name}={before!r}, this fit has "
                 f"{name}={value!r}; use the same value, or another folder for a new fit"
             )
     if stored.source != source:

@@ -112,14 +112,13 @@ def test_frontier_has_a_point_per_recipe_encoding_and_sae(tmp_path):
     probing = [
         {"method": "recipe read", "k_sp=1": 0.8, "VE": 0.6},
         {"method": "recipe read, linear", "k_sp=1": 0.9, "VE": 0.5},
-        {"method": "Matryoshka SAE, own encoder", "k_sp=1": 0.7},
+        {"method": "Matryoshka SAE, own encoder", "k_sp=1": 0.7, "VE": 0.8},
         {"method": "Matryoshka SAE, pursuit", "k_sp=1": 0.1},
     ]
     assert [tuple(p) for p in frontier_picture.probing_points(probing)] == [
         ("read", "own", 0.6, 0.8),
         ("read", "linear", 0.5, 0.9),
-        ("Matryoshka SAE", "sae", None, 0.7),
-        ("TopK SAE", "sae", None, 0.665),
+        ("Matryoshka SAE", "sae", 0.8, 0.7),
     ]
     for name, rows in (("recovery", recovery), ("probing", probing)):
         (tmp_path / name).write_text("\n".join(map(json.dumps, rows)))

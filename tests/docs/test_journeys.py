@@ -113,17 +113,17 @@ def test_on_a_cluster_a_fit_by_address_and_an_encode_as_an_array_job(home, tmp_p
         for line in by_hand
     )
     queue = block_with("docs/cluster.md", "--array=1-64").text
-    part, finish = (line.replace("/shared/", "") for line in re.findall(r"'(dbksvd .*?)'", queue))
+    imported, shuffled, encoded = (line.replace("/shared/", "") for line in re.findall(r"'(dbksvd .*?)'", queue))
     script = f"""
     {scheduler} & head=$!
     {worker} & worker=$!
     trap 'kill $worker $head; wait' EXIT
-    dbksvd import shards store.zarr
-    {fit} --wait-for 1
     export SLURM_ARRAY_TASK_MIN=1 SLURM_ARRAY_TASK_MAX=2
-    for task in 1 2; do SLURM_ARRAY_TASK_ID=$task {part}; done
-    {finish}
+    for task in 2 1; do SLURM_ARRAY_TASK_ID=$task {imported}; done
+    for task in 1 2; do SLURM_ARRAY_TASK_ID=$task {shuffled}; done
+    {fit} --wait-for 1
+    for task in 1 2; do SLURM_ARRAY_TASK_ID=$task {encoded}; done
     """
     told = shell(script, tmp_path, home)
-    assert "part 2/2 done" in told
+    assert "part 1/2 done" in told
     assert "codes.zarr: 1500 samples" in told

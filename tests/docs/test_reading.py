@@ -18,7 +18,7 @@ def test_atoms_of_one_word_are_alike_and_atoms_of_random_words_are_not(tmp_path,
     for name, words in (("same", cluster), ("mixed", rng.permutation(cluster))):
         (tmp_path / f"{name}.txt").write_text("".join(f"{WORDS[c]}\n" for c in words))
         import_activations(tmp_path / "rows.npy", tmp_path / f"{name}.zarr", texts=tmp_path / f"{name}.txt")
-        model = DBKSVD.recipe("read", 8, 4, n_iter=4, validation=40).fit(tmp_path / f"{name}.zarr")
+        model = DBKSVD(8, 1, nonneg=True, n_iter=4, validation=40).fit(tmp_path / f"{name}.zarr")
         encode_store(tmp_path / f"{name}.zarr", model, tmp_path / f"{name}-codes.zarr")
     codes = [str(tmp_path / f"{name}-codes.zarr") for name in ("same", "mixed")]
     same, mixed = reading.main([*codes, "--hashing", "--atoms", "6", "--seeds", "0"])

@@ -13,7 +13,10 @@ import numpy as np
 import pytest
 
 from dbksvd_dask import DBKSVD, cluster, events
+from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.errors import InputError, MismatchError, StoreError
+from dbksvd_dask.fit.resume import require_same_fit
+from dbksvd_dask.plan.params import FitParams
 from dbksvd_dask.store import dictionary, runs
 from dbksvd_dask.store.lock import Owner
 from dbksvd_dask.store.runs import checkpoints, open_dictionary
@@ -136,6 +139,14 @@ def test_resume_of_a_finished_fit_does_nothing(store, halfway):
 def test_a_checkpoint_of_other_parameters_is_refused_with_both_values(store, halfway, other, text):
     with pytest.raises(MismatchError, match=text):
         clusters.on_threads(store, 1, checkpoint=halfway, resume=True, **other)
+
+
+def test_a_checkpoint_older_than_a_parameter_has_its_default():
+    params = FitParams.checked(n_atoms=4, k=2).to_json()
+    old = Dictionary(np.eye(4, dtype="f4"), None, {n: v for n, v in params.items() if n != "whiten"}, source="a")
+    require_same_fit("run", old, params, "a")
+    with pytest.raises(MismatchError, match=r"was made with whiten=0.0, this fit has whiten=0.5"):
+        require_same_fit("run", old, {**params, "whiten": 0.5}, "a")
 
 
 def test_a_checkpoint_of_another_store_is_refused_with_both(halfway, tmp_path):
