@@ -79,8 +79,8 @@ def draw_panel(ax: Axes, points: list[Point], title: str, x: str, y: str) -> Non
         face = "white" if point.kind == "linear" else colour
         ax.plot(point.x, point.y, marker, color=colour, mfc=face, ms=9)
         label = f"{point.name}, linear" if point.kind == "linear" else point.name
-        below = -17 if point.kind == "sae" else 8
-        ax.annotate(label, (point.x, point.y), xytext=(0, below), textcoords="offset points", ha="center")
+        place = {"sae": (9, -13, "left"), "linear": (4, -17, "center")}.get(point.kind, (0, 8, "center"))
+        ax.annotate(label, (point.x, point.y), xytext=place[:2], textcoords="offset points", ha=place[2])
     ax.set(title=title, xlabel=x, ylabel=y)
     ax.margins(0.18)
     ax.grid(alpha=0.3)
