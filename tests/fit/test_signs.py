@@ -36,6 +36,7 @@ def Y(rng):
     return positive(rng)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", KINDS.values(), ids=KINDS)
 def test_turned_atoms_are_the_only_difference(Y, how, monkeypatch):
     published = DBKSVD(32, 4, **(SMALL | how)).fit(Y)

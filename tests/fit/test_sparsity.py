@@ -43,6 +43,7 @@ def test_mean_number_of_nonzeros_comes_to_k(rng, how):
     assert model.threshold_ > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
     [

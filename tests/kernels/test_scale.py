@@ -50,6 +50,7 @@ def codes_of(model, Y):
     return np.asarray(codes.atom), np.asarray(codes.coefficient).astype(np.float64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_a_power_of_two_changes_no_bit(rng, mode):
     Y = planted(rng).astype(np.float32)
