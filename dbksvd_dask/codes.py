@@ -15,8 +15,8 @@ import scipy.sparse as sp
 import xarray as xr
 from numpy.typing import NDArray
 
-from dbksvd_dask._late import is_instance, late
 from dbksvd_dask._words import facts_html
+from dbksvd_dask.base.late import is_instance, late
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.evaluate._check import check_atoms, require_integers
 from dbksvd_dask.evaluate.codes import CodeMoments, CodeSummary, code_summary, stream_code_moments

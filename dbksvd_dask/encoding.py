@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dbksvd_dask._late import is_instance
+from dbksvd_dask.base.late import is_instance
 from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.linear import LinearEncoder

@@ -5,7 +5,7 @@ Every message says what was received, what is needed and, where there is one, wh
 
 from typing import Any
 
-from dbksvd_dask._safe_text import redacted
+from dbksvd_dask.base.safe_text import redacted
 
 REASON_LENGTH = 200  # a library may quote a whole file in its error
 

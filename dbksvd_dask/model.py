@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dbksvd_dask._late import late, postponed
 from dbksvd_dask._words import parse_bytes
+from dbksvd_dask.base.late import late, postponed
 from dbksvd_dask.dictionary import Dictionary, History, fit_html
 from dbksvd_dask.encoding import as_source, check_width, encode_source, placed_plan, plain_array
 from dbksvd_dask.errors import InputError

@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from dbksvd_dask import events
-from dbksvd_dask._safe_text import printable, redacted
 from dbksvd_dask._words import format_bytes, format_seconds, plain, sparkline
+from dbksvd_dask.base.safe_text import printable, redacted
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.store.atomic import cannot_write, write_all
 

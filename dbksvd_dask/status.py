@@ -18,8 +18,8 @@ from typing import Any, Self
 
 import dbksvd_dask
 from dbksvd_dask import events
-from dbksvd_dask._safe_text import redacted_values
 from dbksvd_dask._words import plain
+from dbksvd_dask.base.safe_text import redacted_values
 from dbksvd_dask.errors import StoreError
 from dbksvd_dask.progress import Snapshot
 from dbksvd_dask.store import atomic, paths

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import click
 
-from dbksvd_dask._safe_text import printable, redacted
+from dbksvd_dask.base.safe_text import printable, redacted
 from dbksvd_dask.cli.output import say
 from dbksvd_dask.cli.sections import SuggestingGroup
 from dbksvd_dask.cli.signals import TERMINATED, Terminated, raising_on_sigterm

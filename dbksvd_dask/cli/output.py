@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import click
 
 from dbksvd_dask import events
-from dbksvd_dask._safe_text import printable, redacted, redacted_values
 from dbksvd_dask._words import format_bytes, format_seconds, listed, read_bytes
+from dbksvd_dask.base.safe_text import printable, redacted, redacted_values
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from safetensors.numpy import save_file
 
 import dbksvd_dask
-from dbksvd_dask._late import late
+from dbksvd_dask.base.late import late
 from dbksvd_dask.codes import code_blocks
 from dbksvd_dask.dictionary import Dictionary, dictionary_fingerprint
 from dbksvd_dask.errors import InputError, MismatchError

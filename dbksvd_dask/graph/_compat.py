@@ -16,7 +16,7 @@ from dask.base import get_scheduler
 from dask.delayed import Delayed
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
-from dbksvd_dask._late import is_instance
+from dbksvd_dask.base.late import is_instance
 
 try:
     from dask._task_spec import DataNode, List, Task, TaskRef

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from dask.delayed import Delayed
 
-from dbksvd_dask._late import late
+from dbksvd_dask.base.late import late
 from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.gpu import device
 from dbksvd_dask.graph import backend

@@ -18,7 +18,7 @@ from dask.callbacks import Callback as DaskCallback
 from dask.delayed import Delayed
 from dask.system import CPU_COUNT
 
-from dbksvd_dask._safe_text import printable, redacted
+from dbksvd_dask.base.safe_text import printable, redacted
 from dbksvd_dask.errors import ClusterError, DBKSVDError, MixedArithmeticWarning, StoreError
 from dbksvd_dask.graph import peers
 from dbksvd_dask.graph._compat import compute_graph, keys_of, scheduler_client, subgraph

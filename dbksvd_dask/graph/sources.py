@@ -15,8 +15,8 @@ import numpy as np
 import scipy.sparse
 from dask.delayed import delayed
 
-from dbksvd_dask._late import is_instance
 from dbksvd_dask._words import listed
+from dbksvd_dask.base.late import is_instance
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.plan import stream, units
 from dbksvd_dask.store import atomic

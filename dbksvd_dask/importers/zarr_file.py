@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dbksvd_dask._late import late
+from dbksvd_dask.base.late import late
 from dbksvd_dask.errors import StoreError, brief
 from dbksvd_dask.importers.base import Array, ArrayInfo, Hints, SourceFile, numeric_name, readable
 from dbksvd_dask.importers.identity import fold, of_folder, of_remote

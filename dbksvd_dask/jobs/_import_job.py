@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dbksvd_dask._safe_text import redacted
+from dbksvd_dask.base.safe_text import redacted
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.events import Callback, JobProgress, Retrying, emit
 from dbksvd_dask.importers import Collection, Hints

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from dbksvd_dask._late import late
-from dbksvd_dask._safe_text import redacted
+from dbksvd_dask.base.late import late
+from dbksvd_dask.base.safe_text import redacted
 from dbksvd_dask.errors import InputError, StoreError
 from dbksvd_dask.evaluate.mixing import BatchMeans, MixingSample, batch_rows, choose_columns
 from dbksvd_dask.events import Callback, JobProgress, Retrying, emit

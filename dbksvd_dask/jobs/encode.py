@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dbksvd_dask import events
-from dbksvd_dask._safe_text import redacted
+from dbksvd_dask.base.safe_text import redacted
 from dbksvd_dask.dictionary import dictionary_fingerprint
 from dbksvd_dask.errors import InputError, MismatchError, StoreError
 from dbksvd_dask.graph import run as graph_run

@@ -11,7 +11,7 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from dbksvd_dask._safe_text import redacted_values
+from dbksvd_dask.base.safe_text import redacted_values
 from dbksvd_dask.errors import InputError, StoreError
 from dbksvd_dask.importers.texts import read_lines
 from dbksvd_dask.report.pack import Payload, narrow

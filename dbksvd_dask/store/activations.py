@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from dbksvd_dask._late import late
+from dbksvd_dask.base.late import late
 from dbksvd_dask.store import paths
 from dbksvd_dask.store.layout import Aligned, default_chunk_rows
 from dbksvd_dask.store.paths import PathLike

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from dbksvd_dask._late import late
+from dbksvd_dask.base.late import late
 
 if TYPE_CHECKING:
     import zarr

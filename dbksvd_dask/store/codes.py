@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 import dbksvd_dask
-from dbksvd_dask._late import late
+from dbksvd_dask.base.late import late
 from dbksvd_dask.errors import MismatchError, StoreError
 from dbksvd_dask.evaluate._check import describe_wrong_atom
 from dbksvd_dask.evaluate.codes import CodeMoments

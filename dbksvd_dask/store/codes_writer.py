@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 import dbksvd_dask
-from dbksvd_dask._safe_text import redacted_values
+from dbksvd_dask.base.safe_text import redacted_values
 from dbksvd_dask.errors import JobError, MismatchError, StoreError, brief
 from dbksvd_dask.evaluate.sums import CodeSums, Extremes
 from dbksvd_dask.kernels.moments import merge_moments

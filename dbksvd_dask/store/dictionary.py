@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import dbksvd_dask
-from dbksvd_dask._late import late
-from dbksvd_dask._safe_text import redacted, redacted_values
 from dbksvd_dask._words import plain
+from dbksvd_dask.base.late import late
+from dbksvd_dask.base.safe_text import redacted, redacted_values
 from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.errors import MismatchError, StoreError, brief
 from dbksvd_dask.store import paths

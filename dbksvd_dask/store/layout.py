@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 import dbksvd_dask
-from dbksvd_dask._safe_text import redacted_values
+from dbksvd_dask.base.safe_text import redacted_values
 from dbksvd_dask.errors import InputError, MismatchError, StoreError, brief
 from dbksvd_dask.store import atomic, paths
 from dbksvd_dask.store.arrays import ArraySpec

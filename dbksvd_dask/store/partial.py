@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from dbksvd_dask._late import late
+from dbksvd_dask.base.late import late
 from dbksvd_dask.errors import JobError, StoreError
 from dbksvd_dask.store import atomic, paths
 from dbksvd_dask.store._system import same_bytes

@@ -18,8 +18,8 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from dbksvd_dask._late import late
-from dbksvd_dask._safe_text import redacted
+from dbksvd_dask.base.late import late
+from dbksvd_dask.base.safe_text import redacted
 from dbksvd_dask.errors import StoreError, brief
 from dbksvd_dask.store import remote
 

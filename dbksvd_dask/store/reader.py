@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from dbksvd_dask._late import late
-from dbksvd_dask._safe_text import redacted
 from dbksvd_dask._words import listed
+from dbksvd_dask.base.late import late
+from dbksvd_dask.base.safe_text import redacted
 from dbksvd_dask.errors import InputError, StoreError
 from dbksvd_dask.store import paths
 from dbksvd_dask.store._system import read_at

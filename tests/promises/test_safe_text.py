@@ -17,7 +17,7 @@ import pytest
 import zarr
 
 from dbksvd_dask import errors
-from dbksvd_dask._safe_text import printable, redacted, redacted_values
+from dbksvd_dask.base.safe_text import printable, redacted, redacted_values
 from dbksvd_dask.store.activations import open_rows
 from tests.helpers.cli import fails, run
 from tests.helpers.stores import make_store

@@ -13,7 +13,7 @@ import pytest
 from numba.core.dispatcher import Dispatcher
 
 from dbksvd_dask import kernels
-from dbksvd_dask._late import postponed
+from dbksvd_dask.base.late import postponed
 from dbksvd_dask.kernels.blas import single_blas_thread
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
-from dbksvd_dask._safe_text import redacted
+from dbksvd_dask.base.safe_text import redacted
 from dbksvd_dask.errors import InputError, JobError
 
 logger = logging.getLogger(__name__)

@@ -1,0 +1,1 @@
+"""What everything else may use: modules that load late, text without credentials or control characters."""
