@@ -10,6 +10,7 @@ import click
 from dbksvd_dask import _words
 from dbksvd_dask.cli import options, output
 from dbksvd_dask.cli.output import watching
+from dbksvd_dask.cli.sections import ENCODE, SectionedCommand
 
 if TYPE_CHECKING:
     from dbksvd_dask.jobs.encode import EncodeResult
@@ -21,7 +22,7 @@ PARAMETERS: dict[str, Any] = {
 }
 
 
-@click.command("encode")
+@click.command("encode", cls=SectionedCommand, sections=ENCODE)
 @click.argument("store", metavar="STORE", type=click.Path())
 @click.argument("dictionary", metavar="RUN", type=click.Path())
 @click.argument("path", metavar="OUT", type=click.Path())

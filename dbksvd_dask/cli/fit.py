@@ -151,11 +151,12 @@ def _model(recipe: str | None, **params: Any) -> Any:
 
 
 def _describe(run: str, model: Any, last: dict[str, float | None], seconds: float) -> str:
-    """One line for people."""
+    """One line for people: of the held-out samples if there are any, otherwise of the last batch."""
+    held = last.get("validation_relative_error") is not None
     figures = [
         f"{label} {last[name]:.4f}"
         for label, name in (
-            ("relative error", "relative_error"),
+            *(() if held else (("relative error", "relative_error"),)),
             ("held-out relative error", "validation_relative_error"),
             ("held-out variance explained", "validation_variance_explained"),
         )

@@ -11,6 +11,7 @@ import click
 
 from dbksvd_dask import _words
 from dbksvd_dask.cli import options, output
+from dbksvd_dask.cli.sections import IMPORT, SectionedCommand
 from dbksvd_dask.errors import InputError
 
 # what to say of the rows by (link, verify)
@@ -23,7 +24,7 @@ CHECKED = {
 }
 
 
-@click.command("import")
+@click.command("import", cls=SectionedCommand, sections=IMPORT)
 @click.argument("source", metavar="SRC...", type=click.Path(), nargs=-1, required=True)
 @click.argument("path", metavar="DST", type=click.Path())
 @click.option("--array", help="Name of the array, dataset, tensor or column with the activations.")

@@ -10,12 +10,13 @@ import click
 
 from dbksvd_dask.cli import output
 from dbksvd_dask.cli.options import model_options, text_options
+from dbksvd_dask.cli.sections import LOSS, SectionedCommand
 
 if TYPE_CHECKING:
     from dbksvd_dask.lm.loss import LossRecovered
 
 
-@click.command("loss")
+@click.command("loss", cls=SectionedCommand, sections=LOSS)
 @click.argument("model", metavar="MODEL", type=click.Path())
 @click.argument("texts", metavar="TEXTS", type=click.Path())
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path())
