@@ -40,6 +40,7 @@ PARAMETERS: dict[str, Any] = {
 @click.option("--resume", is_flag=True, help="Has no effect: an interrupted encode always resumes.")
 @output.log_option
 @output.status_option
+@options.plan_workers_option
 @options.scheduler_options
 @output.force_option
 @output.plan_option
@@ -67,9 +68,11 @@ def command(store: str, dictionary: str, path: str, as_json: bool, show_plan: bo
     where = options.connection(given)
     options.require_order("encode", store, dictionary)
     store, path = options.seen_by_workers(store, where), options.seen_by_workers(path, where)
-    if show_plan:
+    grid = given.pop("plan_workers")
+    if show_plan or grid is not None:
         how = {name: value for name, value in given.items() if name not in ("finish", "resume", "log", "status")}
-        output.report(estimate_encode(store, dictionary, path, **how), as_json)
+        with options.planned_at(where, grid):
+            output.report(estimate_encode(store, dictionary, path, **how), as_json)
         return
     log, status = given.pop("log"), given.pop("status")
     if options.is_elsewhere(where):

@@ -252,6 +252,38 @@ def is_elsewhere(where: Mapping[str, Any]) -> bool:
     return where["workers"] is not None or where["scheduler"] is not None
 
 
+def plan_workers_option(function: F) -> F:
+    """Add --plan-workers: a cluster to plan for."""
+    text = "Plan for a cluster that is not running yet: 16x8."
+    return click.option("--plan-workers", type=WorkerGrid(), help=text)(function)
+
+
+@contextlib.contextmanager
+def planned_at(where: Mapping[str, Any], grid: tuple[int, int] | None) -> Iterator[bool]:
+    """Plan for where a command would run, starting no workers; give whether that is a cluster.
+
+    Parameters
+    ----------
+    where : from `connection`
+    grid : workers and threads of each, of a cluster that is not running
+    """
+    from dask.system import CPU_COUNT
+
+    from dbksvd_dask import cluster
+    from dbksvd_dask.graph.run import planned_workers, worker_threads
+
+    if grid is None and where["workers"] is not None:
+        grid = where["workers"], where["threads"] or max(1, CPU_COUNT // where["workers"])
+    here = {**where, "workers": None, "wait_for": None} if grid else where
+    with cluster.connect(**here), planned_workers(*grid) if grid else contextlib.nullcontext():
+        if not worker_threads():
+            raise InputError(
+                f"{where['scheduler']} has no workers yet; start some with `dask worker {where['scheduler']}`, "
+                "wait for N of them with --wait-for N, or plan without them: --plan-workers 16x8"
+            )
+        yield grid is not None or where["scheduler"] is not None
+
+
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
     """Keep warnings of a check to itself: the work that follows gives them again."""

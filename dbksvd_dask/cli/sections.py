@@ -53,7 +53,7 @@ SHUFFLE = {
     "Output": _MESSAGES,
 }
 ENCODE = {
-    "Essentials": ("k", "part", "finish", "show_plan", "force", "resume"),
+    "Essentials": ("k", "part", "finish", "show_plan", "plan_workers", "force", "resume"),
     "Sparsity, by default as in the fit": (
         *("encoder", "nonneg", "refit", "min_coefficient", "rtol", "encode", "gram"),
     ),
