@@ -73,7 +73,7 @@ def _library_options(options: dict[str, Any]) -> dict[str, Any]:
 @click.argument("run", metavar="RUN", type=click.Path())
 @click.argument("path", metavar="OUT", type=click.Path())
 @click.option("--model-name", required=True, help="Model of the activations, such as gpt2-small.")
-@click.option("--hook-name", required=True, help="Their place in it, such as blocks.6.hook_resid_post.")
+@click.option("--hook-name", required=True, help="Hook of the activations, such as blocks.6.hook_resid_post.")
 @click.option(
     "--linear",
     metavar="STORE",
@@ -161,7 +161,9 @@ def huggingface(run: str, path: str, as_json: bool, **options: Any) -> None:
 @click.option("--keywords/--no-keywords", default=True, help="Keywords where there is no explanation.")
 @click.option("--vectors", is_flag=True, help="Write the atoms too, to steer with.")
 @click.option("--n-top", type=click.IntRange(1), default=20, show_default=True, help="Strongest texts per atom.")
-@click.option("--n-tokens", type=click.IntRange(1), default=128, show_default=True, help="Most tokens of a text.")
+@click.option(
+    "--n-tokens", type=click.IntRange(1), default=128, show_default=True, help="Maximum number of tokens per text."
+)
 @click.option("--max-samples", type=click.IntRange(1), help="Use only the first N tokens.")
 @click.option(
     "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of what is drawn at random."

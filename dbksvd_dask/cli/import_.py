@@ -32,7 +32,7 @@ CHECKED = {
 @click.option(
     "--texts",
     metavar="FILE|COLUMN",
-    help="What the rows are: a text file with one line per row, or a column of the files. Lines may mark the "
+    help="Text of each row: a file with one line per row, or a column of the files. Lines may mark the "
     "token of their row: the small <<bird>> sings. Default: a column called text, if there is one.",
 )
 @click.option(

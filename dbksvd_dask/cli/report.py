@@ -34,8 +34,8 @@ class Shape(click.ParamType):  # type: ignore[type-arg]
 @click.option(
     "--samples",
     type=click.Path(),
-    help="What the samples are: a text file with one line each, or an activation store with texts, tokens or "
-    "image patches. Default: the store that was encoded.",
+    help="The samples behind the codes: a text file with one line each, or an activation store with texts, tokens "
+    "or image patches. Default: the store that was encoded.",
 )
 @click.option("--activations", type=click.Path(), help="Store to measure errors on, if the codes have none.")
 @click.option("--explanations", type=click.Path(), help="JSON list of atom, explanation and score.")
