@@ -101,7 +101,7 @@ def test_a_failing_subscriber_is_told_once_a_fit_and_its_traceback_only_for_debu
     warnings = [r for r in told if r.levelno == logging.WARNING]
     assert len(warnings) == 2, "one for each fit"
     assert {r.getMessage() for r in warnings} == {
-        "a progress callback failed on FitStarted (RuntimeError: no screen); the run goes on"
+        "a progress callback failed on FitStarted (RuntimeError: no screen); the work continues"
     }
     assert all(r.exc_info is None for r in warnings)
     assert all(r.exc_info for r in told if r.levelno == logging.DEBUG)

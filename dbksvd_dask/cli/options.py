@@ -79,7 +79,7 @@ class Groups(click.ParamType):  # type: ignore[type-arg]
 def array_part(environment: Mapping[str, str]) -> tuple[int, int]:
     """Find the part of an array job in its environment.
 
-    Any range of tasks will do: those of a later, shorter array do what is left.
+    Any range of tasks works: a later, shorter array finishes the remaining work.
 
     >>> array_part({"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_MIN": "1", "SLURM_ARRAY_TASK_MAX": "64"})
     (3, 64)

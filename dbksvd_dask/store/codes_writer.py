@@ -126,7 +126,7 @@ class CodesPlan:
                 )
 
     def _when(self, name: str) -> str:
-        """Say how long the dictionary had been fitted: its fingerprint tells people nothing."""
+        """Say how long the dictionary had been fitted: its fingerprint means nothing to people."""
         iteration = self.about.get("dictionary", {}).get("iteration") if name == "dictionary" else None
         return "" if iteration is None else f" (iteration {iteration})"
 
@@ -139,7 +139,7 @@ class UnitWritten(NamedTuple):
 
 
 class CodesWriter:
-    """Writes a codes store; small and picklable, so that it travels to whichever worker encodes a unit."""
+    """Writes a codes store; small and picklable, so that it can be sent to the workers."""
 
     def __init__(self, path: str, plan: CodesPlan) -> None:
         self.plan = plan
