@@ -16,6 +16,7 @@ $(VENV)/.installed: pyproject.toml
 
 demo: $(VENV)/.installed
 	$(BIN)/dbksvd demo demo-out --force
+	@echo "For the command dbksvd in this shell, type: . $(BIN)/activate"
 
 # Before a release: the tests that need torch, SAELens or a peer of the benchmarks, in an environment of their own.
 # torch comes first and by itself, so that nothing else chooses its build. The last result is in docs/reliability.md.

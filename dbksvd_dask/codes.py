@@ -265,7 +265,7 @@ def read_codes(codes: xr.Dataset, rows: slice | NDArray[np.int64]) -> tuple[NDAr
 
 
 def require_codes(codes: Any) -> None:
-    """Refuse a Dataset that cannot hold codes: arrays missing, of other dimensions, or atoms that are no integers.
+    """Refuse a Dataset that cannot hold codes: missing arrays, wrong dimensions, or atoms that are not integers.
 
     Parameters
     ----------

@@ -123,7 +123,7 @@ class Dictionary:
 
 
 def dictionary_fingerprint(dictionary: Dictionary) -> str:
-    """Return a short text that tells this dictionary from others: a digest of its atoms, mean and weights."""
+    """Return a short text that identifies this dictionary: a digest of its atoms, mean and weights."""
     digest = hashlib.sha256()
     for array in (dictionary.atoms, dictionary.mean, dictionary.weights):
         if array is not None:

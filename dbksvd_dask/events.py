@@ -131,4 +131,4 @@ def emit(callbacks: Iterable[Callback], event: Event) -> None:
             if id(callback) not in _failed:
                 _failed[id(callback)] = callback
                 what = " ".join(f"{type(error).__name__}: {error}".split())
-                logger.warning("a progress callback failed on %s (%s); the run goes on", kind, what)
+                logger.warning("a progress callback failed on %s (%s); the work continues", kind, what)

@@ -77,8 +77,13 @@ def plot_history(history: Any, *, figsize: tuple[float, float] = (9.0, 3.2)) -> 
     return figure
 
 
-def _legend(ax: Any, corner: str) -> None:
-    """Add the legend in a given corner: matplotlib's search for the emptiest one warns when it takes long."""
+def _legend(ax: Any, corner: str, room: float = 0.0) -> None:
+    """Add the legend in a given corner: matplotlib's search for the emptiest one warns when it takes long.
+
+    `room` is the part of the axes' height to add above the bars, for the legend alone.
+    """
+    low, high = ax.get_ylim()
+    ax.set_ylim(low, high + room * (high - low))
     ax.legend(loc=corner, frameon=False, fontsize="small", labelcolor=INK)
 
 
@@ -138,7 +143,7 @@ def plot_coherence(dictionary: Any, *, ax: Any = None, bins: int = 60) -> Figure
     ax.axvline(found.welch_bound, color=ORANGE, ls="--", lw=1.5, label=f"Welch bound {found.welch_bound:.3f}")
     ax.axvline(found.mutual, color=RED, ls=":", lw=1.5, label=f"mutual coherence {found.mutual:.3f}")
     _style(ax, "Coherence per atom", "largest |cosine| to another atom", "atoms")
-    _legend(ax, "upper right")
+    _legend(ax, "upper center", room=0.25)  # between the two lines, which are mostly near 0 and near 1
     return figure
 
 
@@ -271,7 +276,7 @@ def plot_density(codes: Any, *, ax: Any = None, bins_per_decade: int = 20) -> Fi
     dead = f"{bars.n_dead} dead on {bars.n_samples:,} samples"
     ax.plot([], [], " ", label=dead)
     _style(ax, "Density of the atoms", "fraction of samples on which an atom is active", "atoms")
-    _legend(ax, "upper right")
+    _legend(ax, "upper left", room=0.25)  # the line is on the right
     return figure
 
 
@@ -295,7 +300,7 @@ def plot_l0(codes: Any, *, ax: Any = None) -> Figure:
     ax.axvline(mean, color=ORANGE, ls="--", lw=1.5, label=f"mean {mean:.2f}")
     _style(ax, "Active atoms per sample (L0)", "active atoms", "samples")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _legend(ax, "upper left")
+    _legend(ax, "upper left", room=0.1)
     return figure
 
 

@@ -140,8 +140,10 @@ def describe(view: Snapshot, short: bool = False) -> str:
         parts.append(f"held-out {view.validation_error:.4f}")
     if math.isfinite(view.samples_per_second) and not short:
         parts.append(f"{view.samples_per_second:,.0f} samples/s")
-    took = f"took {format_seconds(view.seconds)}"
-    parts.append(took if view.seconds else f"{format_seconds(view.seconds_left)} left")
+    if view.seconds:
+        parts.append(f"took {format_seconds(view.seconds)}")
+    elif math.isfinite(view.seconds_left):
+        parts.append(f"{format_seconds(view.seconds_left)} left")
     if view.bytes_read and not short:
         parts.append(f"{format_bytes(view.bytes_read)} read")
     return ", ".join(parts)
@@ -281,10 +283,8 @@ class Lines:
             return f"{event.job}: {event.done} of {event.total} {event.unit}" + (f", {left}" if left else "")
         if isinstance(event, events.FitStarted):
             return f"fit: {event.n_samples} x {event.n_features}, {event.n_iter} batches; {describe_start(event)}"
-        if isinstance(event, events.RoundFinished):
-            return f"fit: {self._view.count}"
-        if isinstance(event, events.BatchFinished):
-            return f"fit: {self._view.count}, {describe(self._view)}"
+        if isinstance(event, events.RoundFinished | events.BatchFinished):
+            return ", ".join(filter(None, [f"fit: {self._view.count}", describe(self._view)]))
         return self._view.note if isinstance(event, events.Retrying) else ""
 
 

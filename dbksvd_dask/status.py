@@ -170,7 +170,7 @@ def status_path(path: paths.PathLike) -> str:
 def read_status(path: paths.PathLike, now: float | None = None) -> dict[str, Any] | None:
     """Read the status of a run, or a status file; None if there is none.
 
-    A job whose process has ended without a word, or has not been heard of for two minutes, is "lost".
+    A job whose process ended without notice, or that gave no sign for two minutes, is "lost".
 
     Parameters
     ----------
@@ -199,7 +199,7 @@ def read_status(path: paths.PathLike, now: float | None = None) -> dict[str, Any
 
 
 def _last_sign(where: str, updated: float) -> float:
-    """Return when a job was last heard of: its file, or the lock that a fit touches while a batch takes long."""
+    """Return the time of a job's last sign of life: its file, or the lock that a fit touches in a long batch."""
     lock = os.path.join(os.path.dirname(where), FIT_LOCK)
     try:
         return max(updated, os.stat(lock).st_mtime)

@@ -69,7 +69,7 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def _steers(character: str) -> bool:
-    """Whether a character is no letter, mark, sign or space: Cc, Cf, Cs, Zl and Zp of Unicode, but for joiners."""
+    """Whether a character steers the terminal: Unicode categories Cc, Cf, Cs, Zl and Zp, except joiners."""
     return character not in _JOINERS and unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 

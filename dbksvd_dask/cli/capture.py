@@ -10,9 +10,10 @@ import click
 from dbksvd_dask import _words
 from dbksvd_dask.cli import output
 from dbksvd_dask.cli.options import model_options, text_options
+from dbksvd_dask.cli.sections import CAPTURE, SectionedCommand
 
 
-@click.command("capture")
+@click.command("capture", cls=SectionedCommand, sections=CAPTURE)
 @click.argument("model", metavar="MODEL", type=click.Path())
 @click.argument("texts", metavar="TEXTS", type=click.Path())
 @click.argument("out", metavar="OUT", type=click.Path())

@@ -25,7 +25,7 @@ def command(folder: str, small: bool, force: bool, as_json: bool, **given: Any) 
     Cuts the two photographs that come with scikit-learn into 172,216 colour patches of 16 x 16 x 3 numbers, in a
     store on disk; learns 1024 atoms, of which each patch may use 12; encodes all patches; rebuilds one photograph
     from its codes; and writes pictures and a page on which to browse the atoms. The results go to OUT (demo-out by
-    default) and take about 350 MB. Expect one to four minutes on two cores.
+    default) and take about 350 MB. Expect about a minute on two cores.
 
     \b
     dbksvd demo
@@ -57,6 +57,8 @@ def _show(result: DemoResult) -> None:
     console.print(table)
     for name, path in result.files.items():
         console.print(f"{name:<11} {path}", soft_wrap=True, highlight=False)
+    page = result.files["report"]
+    console.print(f"Open {page} in a browser to look at the atoms.", soft_wrap=True, highlight=False)
 
 
 def _rows(result: DemoResult) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ from dbksvd_dask._words import format_seconds, plain
 from dbksvd_dask.dictionary import Dictionary, dictionary_fingerprint
 from dbksvd_dask.errors import DBKSVDError, InputError, StoreError
 from dbksvd_dask.importers import find_files, open_file
+from dbksvd_dask.importers.arrow_files import COLUMNS
 from dbksvd_dask.plan.params import FitParams
 from dbksvd_dask.plan.stopping import is_over
 from dbksvd_dask.status import FIGURES, read_status
@@ -129,7 +130,12 @@ def describe_source(path: str, verify: bool) -> dict[str, Any] | None:
         )
     file = open_file(*files[0])
     try:
-        arrays = {name or "unnamed": f"{i.dtype} {i.shape}" for name, i in file.arrays.items()}
+        whole = {COLUMNS} & set(file.arrays)  # one array of hundreds of columns: they need no line each
+        arrays = {
+            name or "unnamed": f"{i.dtype} {i.shape}"
+            for name, i in file.arrays.items()
+            if not (whole and len(i.shape) == 1 and i.dtype.startswith("float"))
+        }
     finally:
         file.close()
     return {

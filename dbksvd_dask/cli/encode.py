@@ -10,6 +10,7 @@ import click
 from dbksvd_dask import _words
 from dbksvd_dask.cli import options, output
 from dbksvd_dask.cli.output import watching
+from dbksvd_dask.cli.sections import ENCODE, SectionedCommand
 
 if TYPE_CHECKING:
     from dbksvd_dask.jobs.encode import EncodeResult
@@ -21,7 +22,7 @@ PARAMETERS: dict[str, Any] = {
 }
 
 
-@click.command("encode")
+@click.command("encode", cls=SectionedCommand, sections=ENCODE)
 @click.argument("store", metavar="STORE", type=click.Path())
 @click.argument("dictionary", metavar="RUN", type=click.Path())
 @click.argument("path", metavar="OUT", type=click.Path())
@@ -39,6 +40,7 @@ PARAMETERS: dict[str, Any] = {
 @click.option("--resume", is_flag=True, help="Has no effect: an interrupted encode always resumes.")
 @output.log_option
 @output.status_option
+@options.plan_workers_option
 @options.scheduler_options
 @output.force_option
 @output.plan_option
@@ -66,9 +68,11 @@ def command(store: str, dictionary: str, path: str, as_json: bool, show_plan: bo
     where = options.connection(given)
     options.require_order("encode", store, dictionary)
     store, path = options.seen_by_workers(store, where), options.seen_by_workers(path, where)
-    if show_plan:
+    grid = given.pop("plan_workers")
+    if show_plan or grid is not None:
         how = {name: value for name, value in given.items() if name not in ("finish", "resume", "log", "status")}
-        output.report(estimate_encode(store, dictionary, path, **how), as_json)
+        with options.planned_at(where, grid):
+            output.report(estimate_encode(store, dictionary, path, **how), as_json)
         return
     log, status = given.pop("log"), given.pop("status")
     if options.is_elsewhere(where):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from dbksvd_dask.cli import output
-from dbksvd_dask.cli.sections import SuggestingGroup
+from dbksvd_dask.cli.sections import NEURONPEDIA, SectionedCommand, SuggestingGroup
 from dbksvd_dask.cli.translate import in_options
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def command() -> None:
     """Write a dictionary for another tool.
 
-    RUN is the folder of a fit, or a dictionary. Nothing here needs torch, but for logits of a model.
+    RUN is the folder of a fit, or a dictionary. Only `neuronpedia --model` needs torch.
 
     \b
     dbksvd export saelens run sae --model-name gpt2-small --hook-name blocks.6.hook_resid_post
@@ -69,11 +69,11 @@ def _library_options(options: dict[str, Any]) -> dict[str, Any]:
     return {**options, "overwrite": overwrite, "metadata": metadata}
 
 
-@command.command("saelens")
+@command.command("saelens", short_help="A folder that SAELens opens.")
 @click.argument("run", metavar="RUN", type=click.Path())
 @click.argument("path", metavar="OUT", type=click.Path())
 @click.option("--model-name", required=True, help="Model of the activations, such as gpt2-small.")
-@click.option("--hook-name", required=True, help="Their place in it, such as blocks.6.hook_resid_post.")
+@click.option("--hook-name", required=True, help="Hook of the activations, such as blocks.6.hook_resid_post.")
 @click.option(
     "--linear",
     metavar="STORE",
@@ -114,7 +114,7 @@ def _export_linear(run: str, store: str, path: str, options: dict[str, Any]) -> 
     return export_linear(encoder, path, **_library_options(options))
 
 
-@command.command("hf")
+@command.command("hf", short_help="A folder for the Hugging Face hub.")
 @click.argument("run", metavar="RUN", type=click.Path())
 @click.argument("path", metavar="OUT", type=click.Path())
 @click.option("--repo-id", required=True, metavar="USER/NAME", help="Where it will be uploaded.")
@@ -136,7 +136,12 @@ def huggingface(run: str, path: str, as_json: bool, **options: Any) -> None:
     output.report(asdict(result), as_json, _describe(result))
 
 
-@command.command("neuronpedia")
+@command.command(
+    "neuronpedia",
+    short_help="Files that Neuronpedia imports.",
+    cls=SectionedCommand,
+    sections=NEURONPEDIA,
+)
 @click.argument("run", metavar="RUN", type=click.Path())
 @click.argument("path", metavar="OUT", type=click.Path())
 @click.option("--codes", required=True, type=click.Path(), help="Codes of tokens, in the order of their texts.")
@@ -156,9 +161,13 @@ def huggingface(run: str, path: str, as_json: bool, **options: Any) -> None:
 @click.option("--keywords/--no-keywords", default=True, help="Keywords where there is no explanation.")
 @click.option("--vectors", is_flag=True, help="Write the atoms too, to steer with.")
 @click.option("--n-top", type=click.IntRange(1), default=20, show_default=True, help="Strongest texts per atom.")
-@click.option("--n-tokens", type=click.IntRange(1), default=128, show_default=True, help="Most tokens of a text.")
+@click.option(
+    "--n-tokens", type=click.IntRange(1), default=128, show_default=True, help="Maximum number of tokens per text."
+)
 @click.option("--max-samples", type=click.IntRange(1), help="Use only the first N tokens.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of what is drawn at random.")
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of what is drawn at random."
+)
 @click.option("--force", "overwrite", is_flag=True, help="Replace OUT if it is an earlier export.")
 @output.json_option
 def neuronpedia(run: str, codes: str, path: str, as_json: bool, model: str | None, **options: Any) -> None:
@@ -186,7 +195,7 @@ def neuronpedia(run: str, codes: str, path: str, as_json: bool, model: str | Non
     output.report(asdict(result), as_json, f"{result.path}/{result.source}: {counts}")
 
 
-@command.command("delphi")
+@command.command("delphi", short_help="A cache of latents that Delphi explains.")
 @click.argument("codes", metavar="CODES", type=click.Path())
 @click.argument("path", metavar="OUT", type=click.Path())
 @click.option("--hook-name", required=True, help="Name of the hook in Delphi, such as layers.14.")

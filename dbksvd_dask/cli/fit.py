@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from dataclasses import fields
 from typing import Any
@@ -40,9 +39,7 @@ PARAMETERS: dict[str, Any] = {
 @options.scheduler_options
 @click.option("--force", is_flag=True, help="Discard the fit in RUN and start over.")
 @output.plan_option
-@click.option(
-    "--plan-workers", type=options.WorkerGrid(), help="Plan for a cluster that is not running yet: 16x8."
-)
+@options.plan_workers_option
 @output.json_option
 @click.pass_context
 def command(ctx: click.Context, /, store: str, run: str, as_json: bool, show_plan: bool, **given: Any) -> None:
@@ -151,11 +148,12 @@ def _model(recipe: str | None, **params: Any) -> Any:
 
 
 def _describe(run: str, model: Any, last: dict[str, float | None], seconds: float) -> str:
-    """One line for people."""
+    """One line for people: of the held-out samples if there are any, otherwise of the last batch."""
+    held = last.get("validation_relative_error") is not None
     figures = [
         f"{label} {last[name]:.4f}"
         for label, name in (
-            ("relative error", "relative_error"),
+            *(() if held else (("relative error", "relative_error"),)),
             ("held-out relative error", "validation_relative_error"),
             ("held-out variance explained", "validation_variance_explained"),
         )
@@ -181,24 +179,18 @@ def _plan(
     store: str, params: dict[str, Any], recipe: str | None, where: dict[str, Any], grid: tuple[int, int] | None
 ) -> dict[str, Any]:
     """What the fit would take: here, on the running cluster, or on one of `grid` = (workers, threads of each)."""
-    from dask.system import CPU_COUNT
-
-    from dbksvd_dask import cluster
     from dbksvd_dask.fit.start import MEAN_ROWS
     from dbksvd_dask.fit.task_plan import plan_tasks
-    from dbksvd_dask.graph.run import planned_workers, worker_threads
+    from dbksvd_dask.graph.run import worker_threads
     from dbksvd_dask.jobs.estimate import FitWork
     from dbksvd_dask.plan.screening import n_passes, uses_gram
     from dbksvd_dask.store.reader import open_rows
 
     reader = open_rows(store)
-    if grid is None and where["workers"] is not None:
-        grid = where["workers"], where["threads"] or max(1, CPU_COUNT // where["workers"])
-    here = {**where, "workers": None, "wait_for": None} if grid else where
-    with cluster.connect(**here), planned_workers(*grid) if grid else contextlib.nullcontext():
+    with options.planned_at(where, grid) as elsewhere:
         trainer = _model(recipe, **params)._trainer(store)
         planned, threads = trainer.memory_plan(), list(worker_threads().values())
-        tasks = plan_tasks(trainer.context, worker_threads() if grid else None)
+        tasks = plan_tasks(trainer.context, worker_threads() if grid or where["workers"] else None)
     p, stream, width = trainer.params, trainer.stream, reader.n_features
     gram = uses_gram(p.gram, p.encoder, p.n_atoms)
     work = FitWork(
@@ -212,7 +204,6 @@ def _plan(
         passes=1 if gram else n_passes(p.slots, p.n_atoms),
         gram=gram,
     )
-    elsewhere = grid is not None or where["scheduler"] is not None
     return {
         "store": reader.path,
         "rows": reader.n_samples,

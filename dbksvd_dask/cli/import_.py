@@ -11,6 +11,7 @@ import click
 
 from dbksvd_dask import _words
 from dbksvd_dask.cli import options, output
+from dbksvd_dask.cli.sections import IMPORT, SectionedCommand
 from dbksvd_dask.errors import InputError
 
 # what to say of the rows by (link, verify)
@@ -23,7 +24,7 @@ CHECKED = {
 }
 
 
-@click.command("import")
+@click.command("import", cls=SectionedCommand, sections=IMPORT)
 @click.argument("source", metavar="SRC...", type=click.Path(), nargs=-1, required=True)
 @click.argument("path", metavar="DST", type=click.Path())
 @click.option("--array", help="Name of the array, dataset, tensor or column with the activations.")
@@ -31,7 +32,7 @@ CHECKED = {
 @click.option(
     "--texts",
     metavar="FILE|COLUMN",
-    help="What the rows are: a text file with one line per row, or a column of the files. Lines may mark the "
+    help="Text of each row: a file with one line per row, or a column of the files. Lines may mark the "
     "token of their row: the small <<bird>> sings. Default: a column called text, if there is one.",
 )
 @click.option(

@@ -62,8 +62,8 @@ def describe(path: str, verify: bool = False) -> dict[str, Any]:
 def command(path: tuple[str, ...], verify: bool, prometheus: bool, as_json: bool) -> None:
     """Describe a store, a run, a dictionary, codes, or files that can be imported.
 
-    Of a fit that runs, it shows the iteration, the error, rows per second and the time left; of a file written
-    with --status, how far the job is.
+    For a running fit, show the iteration, the error, rows per second and the time left; for a file written
+    with --status, the progress of the job.
 
     \b
     dbksvd info store.zarr

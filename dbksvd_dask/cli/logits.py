@@ -15,10 +15,10 @@ from dbksvd_dask.cli import output
 @click.option("--device", default="cpu", show_default=True, help="Device of the model, such as cuda.")
 @output.json_option
 def command(model: str, run: str, out: str, n: int, device: str, as_json: bool) -> None:
-    """Write the tokens whose logits each atom of RUN changes most to the JSON file OUT.
+    """For each atom of RUN, write the tokens whose logits it changes most to the JSON file OUT.
 
-    The direct path only: atoms times the scale of the last norm times the output embedding of MODEL. The report
-    shows them.
+    Only the direct path counts: atoms times the scale of the last norm times the output embedding of MODEL. The
+    report shows them.
 
     \b
     dbksvd logits model/ run logits.json

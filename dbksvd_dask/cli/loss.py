@@ -10,17 +10,20 @@ import click
 
 from dbksvd_dask.cli import output
 from dbksvd_dask.cli.options import model_options, text_options
+from dbksvd_dask.cli.sections import LOSS, SectionedCommand
 
 if TYPE_CHECKING:
     from dbksvd_dask.lm.loss import LossRecovered
 
 
-@click.command("loss")
+@click.command("loss", cls=SectionedCommand, sections=LOSS)
 @click.argument("model", metavar="MODEL", type=click.Path())
 @click.argument("texts", metavar="TEXTS", type=click.Path())
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path())
 @click.option("--hook", required=True, help="Where the dictionary was fitted, such as resid:8.")
-@click.option("--k", "ks", multiple=True, type=click.IntRange(1), help="Most nonzeros per token; repeatable.")
+@click.option(
+    "--k", "ks", multiple=True, type=click.IntRange(1), help="Maximum number of nonzeros per token; repeatable."
+)
 @text_options
 @click.option("--n-tokens", type=click.IntRange(1), help="Stop after the window that reaches this many tokens.")
 @click.option("--seed", type=click.IntRange(0), help="Shuffle the texts with this seed.  [default: no shuffle]")
@@ -39,7 +42,7 @@ def command(
     """Measure how much of the loss of MODEL is recovered with the dictionary of RUN in place of its activations.
 
     RUN is the folder of a fit, a dictionary, or a SAELens folder; several are measured in one pass. TEXTS as for
-    `dbksvd capture`: take others than those the dictionary was fitted on. Zero ablation is the lenient reference,
+    `dbksvd capture`: use texts that the dictionary was not fitted on. Zero ablation is the lenient reference,
     mean ablation the strict one. Errors are standard errors over windows.
 
     \b

@@ -31,7 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "loss": ("dbksvd_dask.cli.loss", "Measure the loss of a language model on reconstructed activations."),
     "logits": ("dbksvd_dask.cli.logits", "List the tokens that each atom promotes and suppresses."),
     "info": ("dbksvd_dask.cli.info", "Describe a store, a dictionary, codes or a checkpoint."),
-    "export": ("dbksvd_dask.cli.export", "Write a dictionary for SAELens or Hugging Face."),
+    "export": ("dbksvd_dask.cli.export", "Write a dictionary for SAELens, Hugging Face, Neuronpedia or Delphi."),
     "import-dictionary": ("dbksvd_dask.cli.import_dictionary", "Convert a dictionary from another tool."),
 }
 
@@ -85,18 +85,22 @@ def cli(ctx: click.Context, verbose: int) -> None:
     handler = logging.StreamHandler(sys.stderr)
     # without -v there are only warnings, which name no module
     form = "%(levelname)s %(name)s: %(message)s" if verbose else "dbksvd: %(levelname)s: %(message)s"
-    handler.setFormatter(_SafeLines(form))
+    handler.setFormatter(_SafeLines(form, typed_command(cli, [ctx.invoked_subcommand or ""])))
     logging.basicConfig(level=level, handlers=[handler])
 
 
 class _SafeLines(logging.Formatter):
-    """Log lines without credentials and terminal codes, whichever library wrote them."""
+    """Log lines without credentials and terminal codes, whichever library wrote them; with options as typed."""
+
+    def __init__(self, form: str, command: click.Command) -> None:
+        super().__init__(form)
+        self.command = command
 
     def format(self, record: logging.LogRecord) -> str:
         """Lay out a record."""
         shown = copy.copy(record)  # other handlers get the record as it is
         shown.levelname = record.levelname.lower()
-        return printable(redacted(super().format(shown)), keep="\n\t")
+        return printable(redacted(in_options(super().format(shown), self.command)), keep="\n\t")
 
 
 def _run(args: list[str]) -> NoReturn:

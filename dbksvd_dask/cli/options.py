@@ -24,8 +24,8 @@ CHOICES = {name: choices for name, choices in _CHOICES.items() if name != "init"
 
 # a test asks for one per parameter
 HELP = {
-    "n_atoms": "Atoms of the dictionary.",
-    "k": "Nonzeros per sample at most.",
+    "n_atoms": "Number of atoms.",
+    "k": "Maximum number of nonzeros per sample.",
     "batch_size": "Samples of one outer batch.",
     "n_iter": "Outer batches; the store is reused when exhausted. Default: 40, or what --growth takes.",
     "n_rounds": "Rounds of one dictionary update. Default: 8, or more with few samples per atom.",
@@ -44,17 +44,17 @@ HELP = {
     "chunk_size": "Samples per task.",
     "validation": "Samples held out for validation, or a store of their own.",
     "device": "Where the heavy work runs.",
-    "seed": "Seed of everything random.",
+    "seed": "Seed of all random choices.",
     "momentum": "Fraction of its last change by which an atom is extrapolated before a batch; 0 for none.",
     "warm_up": "Begin with small batches and double them every other iteration up to --batch-size.",
     "encode": "Encode with one pursuit over all atoms, or group by group.",
     "gram": "Form the gram of the dictionary, n_atoms x n_atoms, to encode; auto: up to 16,384 atoms.",
-    "sparsity": "What --k is: the most nonzeros of a sample (default), or their mean.",
-    "max_nonzeros": "Where --k is the mean, the most nonzeros of a sample. Default: 3 k.",
+    "sparsity": "Meaning of --k: the maximum number of nonzeros per sample (default), or the mean.",
+    "max_nonzeros": "With --sparsity mean, the maximum number of nonzeros per sample. Default: 3 k.",
     "growth": "Grow the dictionary from few atoms by this factor, such as 1.5.",
     "growth_threshold": "While growing, stop a pursuit below this multiple of the coefficient expected by chance.",
     "frequency_prior": "Growing dictionaries: require larger coefficients of atoms that few samples use.",
-    "whiten": "Update atoms where all directions vary more alike: 0 not at all, 1 wholly.",
+    "whiten": "Update atoms in whitened coordinates, in which directions vary alike: 0 for none, 1 for full.",
     "patience": "Stop early once the held-out error has not fallen by 0.1 % for this many iterations.",
     "memory_limit": "Refuse a fit planned to take more memory per process, such as 4GB.",
     "checkpoint_every": "Iterations between two checkpoints.",
@@ -79,7 +79,7 @@ class Groups(click.ParamType):  # type: ignore[type-arg]
 def array_part(environment: Mapping[str, str]) -> tuple[int, int]:
     """Find the part of an array job in its environment.
 
-    Any range of tasks will do: those of a later, shorter array do what is left.
+    Any range of tasks works: a later, shorter array finishes the remaining work.
 
     >>> array_part({"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_MIN": "1", "SLURM_ARRAY_TASK_MAX": "64"})
     (3, 64)
@@ -252,6 +252,38 @@ def is_elsewhere(where: Mapping[str, Any]) -> bool:
     return where["workers"] is not None or where["scheduler"] is not None
 
 
+def plan_workers_option(function: F) -> F:
+    """Add --plan-workers: a cluster to plan for."""
+    text = "Plan for a cluster that is not running yet: 16x8."
+    return click.option("--plan-workers", type=WorkerGrid(), help=text)(function)
+
+
+@contextlib.contextmanager
+def planned_at(where: Mapping[str, Any], grid: tuple[int, int] | None) -> Iterator[bool]:
+    """Plan for where a command would run, starting no workers; give whether that is a cluster.
+
+    Parameters
+    ----------
+    where : from `connection`
+    grid : workers and threads of each, of a cluster that is not running
+    """
+    from dask.system import CPU_COUNT
+
+    from dbksvd_dask import cluster
+    from dbksvd_dask.graph.run import planned_workers, worker_threads
+
+    if grid is None and where["workers"] is not None:
+        grid = where["workers"], where["threads"] or max(1, CPU_COUNT // where["workers"])
+    here = {**where, "workers": None, "wait_for": None} if grid else where
+    with cluster.connect(**here), planned_workers(*grid) if grid else contextlib.nullcontext():
+        if not worker_threads():
+            raise InputError(
+                f"{where['scheduler']} has no workers yet; start some with `dask worker {where['scheduler']}`, "
+                "wait for N of them with --wait-for N, or plan without them: --plan-workers 16x8"
+            )
+        yield grid is not None or where["scheduler"] is not None
+
+
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
     """Keep warnings of a check to itself: the work that follows gives them again."""
@@ -338,7 +370,7 @@ def text_options(function: F) -> F:
     return function
 
 
-_CONTEXT = "Tokens per window at most, including the start token."
+_CONTEXT = "Maximum number of tokens per window, including the start token."
 _BOS = "Start token of a window: drop its row, keep it, or add no start token."
 _LONG = "Texts longer than a window: split them, or keep only the first window."
 
@@ -353,7 +385,7 @@ def model_options(function: F) -> F:
                 type=click.IntRange(1),
                 default=2048,
                 show_default=True,
-                help="Tokens per forward pass at most.",
+                help="Maximum number of tokens per forward pass.",
             ),
             click.option(
                 "--model-dtype",

@@ -29,13 +29,13 @@ class Shape(click.ParamType):  # type: ignore[type-arg]
 
 @click.command("report")
 @click.argument("run", metavar="RUN", type=click.Path())
-@click.option("--codes", required=True, type=click.Path(), help="Codes made with this run by `dbksvd encode`.")
+@click.option("--codes", type=click.Path(), help="Codes made with this run by `dbksvd encode`.  [required]")
 @click.option("--out", type=click.Path(dir_okay=False), default="report.html", show_default=True, help="The page.")
 @click.option(
     "--samples",
     type=click.Path(),
-    help="What the samples are: a text file with one line each, or an activation store with texts, tokens or "
-    "image patches. Default: the store that was encoded.",
+    help="The samples behind the codes: a text file with one line each, or an activation store with texts, tokens "
+    "or image patches. Default: the store that was encoded.",
 )
 @click.option("--activations", type=click.Path(), help="Store to measure errors on, if the codes have none.")
 @click.option("--explanations", type=click.Path(), help="JSON list of atom, explanation and score.")
@@ -46,7 +46,7 @@ class Shape(click.ParamType):  # type: ignore[type-arg]
 @click.option("--n-top", type=click.IntRange(1), default=10, show_default=True, help="Strongest samples per atom.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the random samples.")
 @output.json_option
-def command(run: str, codes: str, out: str, as_json: bool, **options: Any) -> None:
+def command(run: str, codes: str | None, out: str, as_json: bool, **options: Any) -> None:
     """Write a page for browsing a dictionary: one HTML file that opens from disk, without a network.
 
     RUN is the folder of a fit, or a dictionary. The page has curves and histograms, a searchable table of all
@@ -60,6 +60,11 @@ def command(run: str, codes: str, out: str, as_json: bool, **options: Any) -> No
     """  # noqa: D301 - click needs the backspace character itself
     from dbksvd_dask.report import write_report
 
+    if codes is None:
+        raise click.UsageError(
+            f"Missing option '--codes': make codes with `dbksvd encode STORE {run} codes.zarr`, then type "
+            f"`dbksvd report {run} --codes codes.zarr`."
+        )
     began = time.perf_counter()
     path = write_report(run, codes, out, **options)
     nbytes, seconds = os.path.getsize(path), time.perf_counter() - began

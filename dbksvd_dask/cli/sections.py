@@ -16,9 +16,15 @@ OTHER_NAMES = {
     "show": "info",
     "verify": "info",
     "convert": "import",
+    "huggingface": "hf",
+    "hugging-face": "hf",
+    "sae-lens": "saelens",
 }
 
-# Sections of `dbksvd fit`, in order, by the names of its parameters; what none of them names is under "Output".
+_CLUSTER = ("workers", "scheduler", "wait_for", "threads", "tls_ca", "tls_cert", "tls_key")
+_MESSAGES = ("log", "status", "track", "as_json")
+
+# Sections of a command's help, in order, by the names of its parameters; the last also has what none names.
 FIT = {
     "Essentials": ("n_atoms", "k", "recipe", "n_iter", "resume", "show_plan", "plan_workers", "force"),
     "Sparsity": (
@@ -27,23 +33,56 @@ FIT = {
     ),
     "Quality": (
         *("batch_size", "n_rounds", "lanczos_steps", "init", "dead_atoms", "momentum", "warm_up", "center"),
-        *("whiten",),
-        *("validation", "patience", "seed"),
+        *("whiten", "validation", "patience", "seed"),
     ),
-    "Running": (
-        *(
-            "workers",
-            "scheduler",
-            "wait_for",
-            "threads",
-            "device",
-            "chunk_size",
-            "memory_limit",
-            "checkpoint_every",
-        ),
-        *("tls_ca", "tls_cert", "tls_key"),
+    "Running": (*_CLUSTER, "device", "chunk_size", "memory_limit", "checkpoint_every"),
+    "Output": _MESSAGES,
+}
+IMPORT = {
+    "Essentials": ("array", "texts", "aligned", "link", "show_plan", "force"),
+    "Reading": ("format", "dtype", "n_features", "layer"),
+    "Rows": ("mask", "mask_array", "drop_first_token", "drop_outliers", "nonfinite", "source_row"),
+    "Writing": ("chunk_rows", "compressor", "verify"),
+    "Running": ("part", *_CLUSTER),
+    "Output": _MESSAGES,
+}
+SHUFFLE = {
+    "Essentials": ("seed", "show_plan", "force"),
+    "Writing": ("block_bytes", "scratch", "chunk_rows", "compressor", "verify"),
+    "Running": ("part", *_CLUSTER),
+    "Output": _MESSAGES,
+}
+ENCODE = {
+    "Essentials": ("k", "part", "finish", "show_plan", "plan_workers", "force", "resume"),
+    "Sparsity, by default as in the fit": (
+        *("encoder", "nonneg", "refit", "min_coefficient", "rtol", "encode", "gram"),
     ),
-    "Output": ("log", "track", "as_json", "help"),
+    "Writing": ("coefficient_dtype", "n_top"),
+    "Running": (*_CLUSTER, "device"),
+    "Output": _MESSAGES,
+}
+_TEXTS = ("column", "lines", "label", "context", "bos", "long", "n_tokens", "seed")
+CAPTURE = {
+    "Essentials": ("hooks", "force"),
+    "Texts": _TEXTS,
+    "Writing": ("dtype", "chunk_rows"),
+    "Running": ("device", "model_dtype", "batch_tokens"),
+    "Output": _MESSAGES,
+}
+LOSS = {
+    "Essentials": ("hook", "ks"),
+    "Texts": _TEXTS,
+    "Running": ("device", "model_dtype", "batch_tokens"),
+    "Output": _MESSAGES,
+}
+NEURONPEDIA = {
+    "Essentials": ("codes", "model_name", "force", "overwrite"),
+    "Content": (
+        *("hook", "samples", "logits", "model", "explanations", "keywords", "vectors", "n_top", "n_tokens"),
+        *("max_samples", "seed"),
+    ),
+    "What Neuronpedia shows": ("set_name", "release", "creator", "creator_id", "url", "description", "dataset"),
+    "Output": _MESSAGES,
 }
 
 
@@ -62,12 +101,12 @@ class SectionedCommand(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the sections."""
         listed = [p for p in self.get_params(ctx) if not isinstance(p, click.Argument)]
-        records = {p.name: p.get_help_record(ctx) for p in listed}
+        records = {str(p.name): p.get_help_record(ctx) for p in listed}
         named = {name for names in self.sections.values() for name in names}
         rest = [name for name in records if name not in named]
         last = list(self.sections)[-1]
         for heading, names in self.sections.items():
-            wanted = [*rest, *names] if heading == last else names
+            wanted = [*names, *rest] if heading == last else names
             rows = [records[name] for name in wanted if records.get(name)]
             if rows:
                 with formatter.section(heading):

@@ -10,9 +10,10 @@ import click
 
 from dbksvd_dask import _words
 from dbksvd_dask.cli import options, output
+from dbksvd_dask.cli.sections import SHUFFLE, SectionedCommand
 
 
-@click.command("shuffle")
+@click.command("shuffle", cls=SectionedCommand, sections=SHUFFLE)
 @click.argument("source", metavar="SRC", type=click.Path())
 @click.argument("path", metavar="DST", type=click.Path())
 @click.option("--seed", type=click.IntRange(0), required=True, help="Seed of the new order.")

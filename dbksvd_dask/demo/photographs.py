@@ -160,7 +160,7 @@ def photo_patches(
     patch : int
         Side of a patch in pixels.
     stride : int or (int, int)
-        Step down and step right; see `plan_patches`, which also tells the number of patches beforehand.
+        Step down and step right; see `plan_patches`, which also gives the number of patches in advance.
     images : sequence of ndarray of shape (height, width, 3), uint8, optional
         Default: the two photographs of `load_photos`.
     seed : int or None

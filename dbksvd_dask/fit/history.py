@@ -104,25 +104,26 @@ def round_counter(context: Context, spec: batch.BatchSpec, iteration: int) -> Ca
 
 
 def batch_finished(
-    context: Context, state: Dictionary, seconds: float, elapsed: float, first: int
+    context: Context, state: Dictionary, seconds: float, elapsed: float, warm: int
 ) -> events.BatchFinished:
     """Return the event of a finished batch.
 
     Parameters
     ----------
     state : after the batch
-    seconds, elapsed : duration of the batch, and of all batches since iteration `first`
+    seconds, elapsed : duration of the batch, and of all batches since iteration `warm`
+        The time left is unknown until there is one.
     """
     stream, source = context.stream, context.source
     rows, done = stream.batch_rows(state.iteration - 1), stream.rows_before(state.iteration)
-    per_row = elapsed / (done - stream.rows_before(first))
+    paced, left = done - stream.rows_before(warm), stream.rows_before(context.params.n_iter) - done
     return events.BatchFinished(
         iteration=state.iteration - 1,
         n_iter=context.params.n_iter,
         n_samples=rows,
         seconds=seconds,
         samples_per_second=rows / seconds if seconds > 0 else float("inf"),
-        seconds_left=per_row * (stream.rows_before(context.params.n_iter) - done),
+        seconds_left=elapsed / paced * left if paced else float("nan") if left else 0.0,
         bytes_read=rows * source.n_features * source.dtype.itemsize,
         record={name: values[-1] for name, values in state.history.items()},
     )

@@ -133,11 +133,14 @@ class Trainer:
         began, first = time.monotonic(), state.iteration
         self.context.emit(fit_started(self.context, first, self.memory_plan().total))
         self.context.whitening = find_whitening(self.context, state.mean)
+        warm = began  # the end of the first batch, which compiles kernels and says little about the others
         while not is_over(self.params, state.iteration, state.history):
             before = time.monotonic()
             state = self.step(state)
             now = time.monotonic()
-            self.context.emit(batch_finished(self.context, state, now - before, now - began, first))
+            if state.iteration == first + 1:
+                warm = now
+            self.context.emit(batch_finished(self.context, state, now - before, now - warm, first + 1))
             if on_state is not None:
                 on_state(state)
         self.context.emit(events.FitFinished(state.iteration, time.monotonic() - began))

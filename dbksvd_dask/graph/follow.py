@@ -88,7 +88,7 @@ def _wait(
 
 
 def _require_homes(client: Any, batch: Together, waited: bool) -> bool:
-    """Return whether shares wait for a worker that is gone or takes no tasks; raise if they did so before."""
+    """Return whether shares wait for a lost or closing worker; raise if they already did before."""
     keys = set(batch.keys)
 
     def unrunnable(dask_scheduler: Any) -> list[str]:  # local, so a scheduler without this package can run it

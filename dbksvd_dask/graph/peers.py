@@ -37,7 +37,7 @@ INSTALL_SECONDS = 0.05  # between two attempts to join a parent that has not beg
 
 
 class PeersLostError(ConnectionError):
-    """A worker of the batch is gone, or does not take part any more."""
+    """A worker of the batch is lost, or has left the batch."""
 
 
 class Seat(NamedTuple):
@@ -73,7 +73,7 @@ class _Post:
         self._running: set[asyncio.Task[Any]] = set()
 
     def start(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Run a coroutine at once as far as it goes without waiting, and what is left of it in a task.
+        """Run a coroutine up to its first wait, and the rest of it in a task.
 
         Nearly every message is sent without waiting, and a task would cost more than that.
         """
@@ -453,7 +453,7 @@ class Peers:
                 return message.value()
 
     def _require_wanted(self) -> None:
-        """Raise if the scheduler has taken the task back, for example because the driver is gone."""
+        """Raise if the scheduler has taken the task back, for example because the driver has ended."""
         task = self._worker.state.tasks.get(self._key)
         if task is None or task.state not in ("executing", "long-running"):
             raise PeersLostError("the batch was cancelled")

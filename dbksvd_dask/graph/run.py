@@ -197,7 +197,7 @@ def dashboard() -> str:
 
 
 def _has_bokeh_here() -> Callable[[], bool]:
-    """Return a function that tells whether its process can draw a dashboard."""
+    """Return a function that checks whether its process can draw a dashboard."""
 
     def has_bokeh() -> bool:  # a local function is pickled by value, so any scheduler can run it
         from importlib.util import find_spec

@@ -142,7 +142,7 @@ class _Member:
         return load.assemble_gram(n_atoms, self.peers.spread(tiles), compact)
 
     def _rounds(self, setting: share.Setting, states: share.States) -> tuple[_Update, share.States]:
-        """Compute the rounds of a group but for the last refresh."""
+        """Compute the rounds of a group, except the last refresh."""
         mine, last = share.encoded_of(states, setting.n_chunks), len(setting.rounds.atoms) - 1
         atoms, encoded = self._round(0, states, mine, setting)
         new = [atoms]

@@ -158,7 +158,7 @@ class Selection:
         return [block for block in range(self.n_blocks) if not self._is_scanned(ledger, block)]
 
     def scan_block(self, block: int) -> bool:
-        """Scan one block unless that is done, by whichever process; return whether it was scanned now."""
+        """Scan one block unless some process already has; return whether it was scanned now."""
         ledger = atomic.Ledger(self.folder, "block")
         if self._is_scanned(ledger, block):
             return False

@@ -75,7 +75,7 @@ class _Joined:
 
 
 def _join(tensors: list[Any], torch: Any) -> _Joined | None:
-    """Join the tensors of a list if they are alike but for their length; None if they are not."""
+    """Join the tensors of a list if they differ only in length; otherwise return None."""
     if any(t.layout != torch.strided or not t.ndim or t.dtype != tensors[0].dtype for t in tensors):
         return None
     if all(t.ndim == 1 and t.is_floating_point() and len(t) == len(tensors[0]) for t in tensors):

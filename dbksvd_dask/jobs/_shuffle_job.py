@@ -379,7 +379,7 @@ class ShuffleJob:
         return {chunk for chunk in self._chunks_of(bucket) if not self._writer.is_written(chunk)}
 
     def _load_bucket(self, bucket: int) -> Arrays:
-        """Return the rows of a bucket; none if its chunks are written, by whichever process."""
+        """Return the rows of a bucket; none if some process has already written its chunks."""
         if not self._missing_in(bucket):
             return {}
         while True:

@@ -362,7 +362,7 @@ def estimate_encode(
     part: tuple[int, int] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Estimate what an encode, or one part of it, will take.
+    """Estimate what an encode, or one part of it, will take: on the current workers, or on this machine.
 
     Parameters
     ----------
@@ -370,6 +370,7 @@ def estimate_encode(
     """
     import dask
 
+    from dbksvd_dask.graph.run import worker_threads
     from dbksvd_dask.jobs._units import BLOCK_ROWS
     from dbksvd_dask.jobs.encode import EncodeJob
 
@@ -394,6 +395,11 @@ def estimate_encode(
         itemsize=atoms.itemsize,
         gram=gram,
     )
+    workers = worker_threads()
+    threads = sum(workers.values())
+    elsewhere = list(workers) != [""]
+    if elsewhere:  # a unit is the least share of a thread
+        speed *= min(threads, max(len(units), 1)) / dask.system.CPU_COUNT
     return {
         "store": reader.path,
         "rows": rows,
@@ -404,10 +410,12 @@ def estimate_encode(
         "gram_bytes": gram * plan.n_atoms**2 * atoms.itemsize,
         "products_per_sample": passes,
         "units": len(units),
+        **({"workers": len(workers), "threads": threads} if elsewhere else {}),
         "read_bytes": read_bytes,
         "written_bytes": plan.nbytes(rows),
-        "memory_bytes": encode_memory(sizes, dask.system.CPU_COUNT),
+        "memory_bytes": encode_memory(sizes, max(workers.values()) if elsewhere else dask.system.CPU_COUNT),
         "estimated_seconds": ENCODE_RATIO * flops / speed + read_bytes / read_speed(reader),
+        "estimated_for": f"{'cores as fast as those' if elsewhere else 'the cores'} of this machine",
         "not_estimated": START_UP,
     }
 

@@ -104,7 +104,7 @@ def shuffle_activations(
         all see it.
     part : (i, n), optional
         Do part i of n, counted from 1. Any process that sees the files may do any part while others do theirs; the
-        last one to end publishes the store. A call without `part` does what is left.
+        last one to end publishes the store. A call without `part` finishes the remaining work.
     force : bool
         Replace an existing store, and begin again if an unfinished one does not match. Not with `part`.
     verify : bool

@@ -114,7 +114,7 @@ def _add_scaled(v, g, new):
 
 @jit_uncounted
 def _finish(new, D, members):
-    """Normalise new atoms, turn them towards the old ones, and keep the old ones where there is no new."""
+    """Normalise new atoms, give them the sign of the old ones, and keep the old one where there is no new one."""
     for j in range(new.shape[0]):
         row, old = new[j], D[members[j]]
         norm2 = _dot(row, row)

@@ -355,7 +355,7 @@ class Filler:
         return any(i in self._missing for i in range(first // size, -(-last // size)))
 
     def put(self, first: int, rows: npt.NDArray[Any], beside: dict[str, npt.NDArray[Any]]) -> None:
-        """Take rows that begin at number `first`; chunks that are whole are written while the model goes on."""
+        """Take rows that begin at number `first`; complete chunks are written while the model continues."""
         size = self.writer.chunk_rows
         for i in range(first // size, -(-(first + len(rows)) // size)):
             if i not in self._missing:

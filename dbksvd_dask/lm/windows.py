@@ -2,7 +2,7 @@
 
 A window is what the model sees at once: a beginning token, then at most `context` - 1 tokens of one text. Blocks
 are runs of windows in their order. Within a block windows are sorted by length and share batches of like length;
-the rows of a block come back in the order of its windows. A run that goes on after an interruption begins at
+the rows of a block come back in the order of its windows. A resumed run begins at
 a block, so its batches, and with them the bits of the activations, are those of an uninterrupted run.
 """
 

@@ -214,7 +214,7 @@ N_ITER = 40
 
 
 def _fill_in(values: dict[str, Any]) -> None:
-    """Decide what is left to rules and follows from other parameters."""
+    """Set the parameters that follow from others."""
     _check_growth_factor(values)
     if values.get("n_iter") is None:
         growth = values.get("growth")

@@ -66,7 +66,8 @@ class Matches:
     def _row(self, m: Match, words: list[str]) -> tuple[str, ...]:
         excerpts = self.material.excerpts
         shown = "" if excerpts is None or m.place < 0 else around(excerpts[m.place], words)
-        name = cards.pieces(marked(self.material.name(m.atom), words))
+        # the last column takes what room it can, down to one word per line of this one
+        name = f'<div style="min-width:16em">{cards.pieces(marked(self.material.name(m.atom), words))}</div>'
         return str(m.atom), name, str(m.n_texts), cards.pieces(marked(shown, words))
 
 

@@ -26,6 +26,10 @@ _THEME = {
 }
 
 
+# Share of the samples in one bar from which a histogram is left out.
+_ONE_BAR = 0.98
+
+
 def overview_figures(
     dictionary: Dictionary, facts: AtomFacts, errors: NDArray[np.int64] | None
 ) -> list[tuple[str, str]]:
@@ -50,9 +54,16 @@ def overview_figures(
     wanted += [
         ("coherence", "Histogram of the coherence of the atoms", lambda: plots.plot_coherence(facts.coherence)),
         ("density", "Histogram of the density of the atoms", lambda: plots.plot_density(facts.codes)),
-        ("l0", "Histogram of active atoms per sample", lambda: plots.plot_l0(facts.codes)),
-        ("balance", "Histogram of the sign balance of the atoms", lambda: plots.plot_sign_balance(facts.codes)),
     ]
+    # one bar would say no more than the number at the head of the page
+    counts = facts.codes.l0_histogram
+    if counts.max() < _ONE_BAR * counts.sum():
+        wanted.append(("l0", "Histogram of active atoms per sample", lambda: plots.plot_l0(facts.codes)))
+    balance = facts.codes.sign_balance
+    if np.unique(balance[np.isfinite(balance)]).size > 1:
+        wanted.append(
+            ("balance", "Histogram of the sign balance of the atoms", lambda: plots.plot_sign_balance(facts.codes))
+        )
     if errors is not None:
         wanted.append(("errors", "Histogram of the relative error", lambda: plots.plot_errors(errors)))
     return [(name, themed_svg(draw(), name, label)) for name, label, draw in wanted]

@@ -154,7 +154,7 @@ def open_inputs(
     require_same_dictionary(dataset, dictionary)
     total = int(dataset.sizes["sample"])
     if samples is None:
-        found = _recorded(dataset, total, image_shape)
+        found = _recorded(dataset, path, total, image_shape)
     else:
         found = open_samples(samples, total, image_shape)
         if found.kind == "text" and found.store is None:
@@ -198,21 +198,44 @@ def _how_they_differ(codes: Mapping[str, Any], dictionary: Dictionary) -> str:
     return f"the codes were made with another dictionary{place} of as many atoms and iterations"
 
 
-def _recorded(codes: xr.Dataset, n_samples: int, image_shape: Sequence[int] | None) -> Samples:
+def _recorded(
+    codes: xr.Dataset, codes_path: str | None, n_samples: int, image_shape: Sequence[int] | None
+) -> Samples:
     """Open the samples of the store that the codes name, if it exists and says what they are."""
     stated = codes.attrs.get("store")
-    path = stated.get("path") if isinstance(stated, Mapping) else None
-    if not path or not is_store(path):
+    if not isinstance(stated, Mapping) or not stated.get("path"):
         return Samples(n_samples)
     try:
-        if fingerprint(path) != stated["fingerprint"]:
-            return Samples(n_samples)
-        return open_samples(path, n_samples, image_shape)
+        path = _find_store(stated, codes_path)
+        return Samples(n_samples) if path is None else open_samples(path, n_samples, image_shape)
     except (StoreError, InputError) as error:
         if image_shape is not None:  # asked for: no page without the pictures
             raise
         logger.warning("the page shows numbers of samples instead of texts: %s", error)
         return Samples(n_samples)
+
+
+def _find_store(stated: Mapping[str, Any], codes_path: str | None) -> str | None:
+    """Find the store that was encoded: where it was, or beside its codes, should both have moved.
+
+    Parameters
+    ----------
+    stated : what the codes say of the store: path and fingerprint
+    codes_path : None for codes that are not on disk
+    """
+    places = [stated["path"]]
+    if codes_path is not None and not paths.is_remote(codes_path) and not paths.is_remote(stated["path"]):
+        places.append(os.path.join(os.path.dirname(codes_path), os.path.basename(stated["path"])))
+    found = [place for place in places if is_store(place)]
+    for place in found:
+        if fingerprint(place) == stated["fingerprint"]:
+            return place
+    logger.warning(
+        "the page shows numbers of samples: the store that was encoded, %s, %s; give samples=STORE",
+        stated["path"],
+        "has other contents now" if found else "is not here",
+    )
+    return None
 
 
 def _warn_of_shuffle(codes: xr.Dataset) -> None:

@@ -79,7 +79,7 @@ def keyword_names(samples: Samples, ids: NDArray[np.int64], strongest: NDArray[n
 
     Returns
     -------
-    list of str, one per atom; empty texts where there are no words
+    list of str, one per atom; empty for an atom without words
     """
     words = samples.words(ids)
     if words is None:

@@ -95,7 +95,7 @@ def export_neuronpedia(
     samples, explanations, logits, max_samples, seed
         As for `write_report`. With `logits`, features list the tokens that they make likelier and less likely.
     keywords : bool
-        Where there is no explanation, write the keywords of a feature as one.
+        Use the keywords of a feature as its explanation if it has none.
     vectors : bool
         Write the atoms too, so that Neuronpedia can steer with them.
     n_top : int

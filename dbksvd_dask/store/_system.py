@@ -92,7 +92,7 @@ def reserve(fd: int, nbytes: int) -> None:
     Raises
     ------
     OSError
-        When there is no room.
+        When the disk is full.
     """
     if _FALLOCATE is not None and _FALLOCATE(fd, 0, 0, nbytes):
         code = ctypes.get_errno()

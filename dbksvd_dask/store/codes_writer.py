@@ -111,7 +111,8 @@ class CodesPlan:
         """Return the plan of a finished store from its attributes."""
         names = ("n_samples", "n_features", "n_atoms", "chunk_rows", "n_top", "coefficient_dtype", "params")
         prints = {name: attributes[name]["fingerprint"] for name in ("dictionary", "store")}
-        return cls(**{name: attributes[name] for name in names}, **prints, about={})
+        about = {"dictionary": attributes["dictionary"]}
+        return cls(**{name: attributes[name] for name in names}, **prints, about=about)
 
     def require_same(self, other: CodesPlan, where: str) -> None:
         """Refuse a plan that would give other codes, naming the first difference and both values."""
@@ -119,9 +120,15 @@ class CodesPlan:
         for name in mine:
             if mine[name] != theirs.get(name):
                 raise MismatchError(
-                    f"{where} was begun with {name}={theirs.get(name)!r}, this run has {name}={mine[name]!r}; use "
-                    "the same to resume, another output, or force=True to begin again"
+                    f"{where} was begun with {name}={theirs.get(name)!r}{other._when(name)}, this run has "
+                    f"{name}={mine[name]!r}{self._when(name)}; use the same to resume, another output, or "
+                    "force=True to begin again"
                 )
+
+    def _when(self, name: str) -> str:
+        """Say how long the dictionary had been fitted: its fingerprint means nothing to people."""
+        iteration = self.about.get("dictionary", {}).get("iteration") if name == "dictionary" else None
+        return "" if iteration is None else f" (iteration {iteration})"
 
 
 class UnitWritten(NamedTuple):
@@ -132,7 +139,7 @@ class UnitWritten(NamedTuple):
 
 
 class CodesWriter:
-    """Writes a codes store; small and picklable, so that it travels to whichever worker encodes a unit."""
+    """Writes a codes store; small and picklable, so that it can be sent to the workers."""
 
     def __init__(self, path: str, plan: CodesPlan) -> None:
         self.plan = plan

@@ -406,7 +406,7 @@ def open_rows(path: PathLike, array: str = ROWS) -> RowReader:
     Raises
     ------
     StoreError
-        When there is no store, it is not Zarr, not complete or has no rows.
+        If the store does not exist, is not Zarr, is incomplete, or has no rows.
     InputError
         When the array is not 2-D or does not hold floating-point numbers.
     """

@@ -90,7 +90,7 @@ def verify_dictionary(path: PathLike) -> int:
     Raises
     ------
     StoreError
-        When one is missing or differs, or there are no checksums.
+        If an array is missing or differs, or there are no checksums.
     """
     where = paths.normalise(path)
     count = 0

@@ -87,7 +87,7 @@ class ActivationWriter:
         return list(range(self.n_chunks or 0)) if self.complete else self._partial.done()
 
     def is_written(self, i: int) -> bool:
-        """Return whether one chunk is written, by whichever process."""
+        """Return whether some process has written one chunk."""
         return exists(self._partial.marker(i))
 
     def missing(self) -> list[int]:

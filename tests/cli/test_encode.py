@@ -42,6 +42,7 @@ def test_every_parameter_of_the_library_is_an_option_with_its_default():
         "tls_key",
         "as_json",
         "show_plan",
+        "plan_workers",
         "status",
         "log",
     ):
@@ -217,3 +218,27 @@ def test_help_has_examples():
     code, out, _ = jobs.command("encode", "--help")
     assert code == 0
     assert "dbksvd encode store.zarr run codes.zarr --part 3/8" in out
+
+
+def test_a_plan_for_a_cluster_that_is_not_there(tmp_path, store, run):
+    out = tmp_path / "codes.zarr"
+    here = json.loads(jobs.command("encode", store, run, out, "--plan", "--json")[1])
+    there = json.loads(jobs.command("encode", store, run, out, "--plan-workers", "2x3", "--json")[1])
+    assert (there["workers"], there["threads"]) == (2, 6)
+    assert "workers" not in here
+    assert there["written_bytes"] == here["written_bytes"]
+    assert not out.exists()
+
+
+@pytest.mark.cluster
+def test_a_plan_for_a_scheduler_without_workers_says_so(tmp_path, store, run):
+    from distributed import LocalCluster
+
+    with LocalCluster(
+        n_workers=0, processes=False, protocol="tcp", host="127.0.0.1", dashboard_address="127.0.0.1:0"
+    ) as cluster:
+        address = cluster.scheduler_address
+        for args in (("encode", store, run, "codes.zarr"), ("fit", store, "new", "--n-atoms", 24, "--k", 3)):
+            code, _, err = jobs.command(*args, "--plan", "--scheduler", address)
+            assert code == 1
+            assert f"{address} has no workers yet; start some with `dask worker {address}`" in err

@@ -120,7 +120,8 @@ def test_wait_for_needs_a_cluster(tmp_path, store):
 
 
 @pytest.mark.cluster
-def test_a_command_waits_until_the_workers_are_there(tmp_path, store, caplog):
+def test_a_command_waits_until_the_workers_are_there(tmp_path, store):
+    import logging
     import threading
 
     from distributed import LocalCluster
@@ -129,14 +130,24 @@ def test_a_command_waits_until_the_workers_are_there(tmp_path, store, caplog):
         n_workers=0, processes=False, protocol="tcp", host="127.0.0.1", dashboard_address="127.0.0.1:0"
     ) as cluster:
         before = []
-        late = threading.Timer(0.5, lambda: (before.append((tmp_path / "run").exists()), cluster.scale(1)))
-        late.start()
+
+        class Late(logging.Handler):
+            """Starts the worker once the command says that it waits for it."""
+
+            def emit(self, record):
+                if "waiting for 1 workers at tcp://127.0.0.1" in record.getMessage():
+                    before.append((tmp_path / "run").exists())
+                    threading.Thread(target=cluster.scale, args=(1,)).start()
+
+        late = Late()
+        logging.getLogger("dbksvd_dask").addHandler(late)
         at = ("--scheduler", cluster.scheduler_address, "--wait-for", 1)
-        code, _, err = jobs.command("fit", store, tmp_path / "run", *SMALL, *at)
-        late.join()
+        try:
+            code, _, err = jobs.command("fit", store, tmp_path / "run", *SMALL, *at)
+        finally:
+            logging.getLogger("dbksvd_dask").removeHandler(late)
     assert code == 0, err
     assert before == [False]
-    assert any("waiting for 1 workers at tcp://127.0.0.1" in r.getMessage() for r in caplog.records)
 
 
 # ---------------------------------------------------------------------------------------------- figures

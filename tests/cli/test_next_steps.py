@@ -106,3 +106,9 @@ def test_a_warning_is_one_line_without_the_name_of_a_module(tmp_path, capsys):
 def test_the_package_runs_as_a_module():
     command = [sys.executable, "-m", "dbksvd_dask", "--version"]
     assert "version" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_a_report_without_codes_says_how_to_make_them():
+    code, _, err = jobs.command("report", "run")
+    assert code == 2
+    assert "make codes with `dbksvd encode STORE run codes.zarr`" in err

@@ -26,7 +26,8 @@ def test_lines_on_a_cluster_run(tmp_path, monkeypatch, capsys):
 
     monkeypatch.chdir(tmp_path)
     jobs.write_store(tmp_path / "store.zarr", jobs.made_up(600, 16), 100)
-    code = PYTHON[1].replace("/shared", str(tmp_path)).replace("n_atoms=16384, k=64", "n_atoms=32, k=4, n_iter=2")
+    template = next(block for block in PYTHON if "distributed" in block)
+    code = template.replace("/shared", str(tmp_path)).replace("n_atoms=16384, k=64", "n_atoms=32, k=4, n_iter=2")
     with LocalCluster(
         n_workers=1, threads_per_worker=2, processes=False, protocol="tcp", dashboard_address="127.0.0.1:0"
     ) as cluster:

@@ -295,7 +295,8 @@ def test_other_parameters_are_refused_with_both_values(tmp_path, store, run, who
 
 def test_another_dictionary_or_store_is_refused(tmp_path, store, run, whole):
     other = jobs.write_dictionary(tmp_path / "other", M, D, K, seed=9)
-    with pytest.raises(MismatchError, match="was begun with dictionary='"):
+    text = r"was begun with dictionary='\w+' \(iteration \d+\), this run has dictionary='\w+' \(iteration \d+\)"
+    with pytest.raises(MismatchError, match=text):
         encode_store(store, other, whole, resume=True)
     elsewhere = jobs.write_store(tmp_path / "other.zarr", jobs.made_up(N, D, seed=5), CHUNK)
     with pytest.raises(MismatchError, match="was begun with store='"):

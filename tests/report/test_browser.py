@@ -250,7 +250,7 @@ def test_overview_has_figures_and_a_map_to_click(driver, words):
     assert page.run(
         "return [...document.querySelectorAll('.chart')].every(c => c.getBoundingClientRect().height > 100)"
     )
-    assert len(page.run("return [...document.querySelectorAll('.chart')].map(c => c.ariaLabel)")) == 6
+    assert len(page.run("return [...document.querySelectorAll('.chart')].map(c => c.ariaLabel)")) == 5
     assert "n atoms" in " ".join(page.texts("#about td"))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 
 import numpy as np
 import pytest
@@ -15,11 +16,11 @@ from dbksvd_dask.report import samples as samples_module
 from dbksvd_dask.report.context import context_payload, find_context
 from dbksvd_dask.report.facts import CodeReader
 from dbksvd_dask.report.images import ArrayImages, StoreImages
-from dbksvd_dask.report.inputs import open_samples
+from dbksvd_dask.report.inputs import open_inputs, open_samples
 from dbksvd_dask.report.samples import Samples, StoreTexts, TextSamples, TokenSamples, texts_beside, utf16
 from dbksvd_dask.report.sprites import make_sheets
 from dbksvd_dask.store.reader import open_rows
-from tests.helpers.report_parts import patch_store, text_samples, token_store, unit, write_store
+from tests.helpers.report_parts import encoded, patch_store, text_samples, token_store, unit, write_store
 from tests.helpers.stores import make_store
 
 
@@ -321,3 +322,25 @@ def test_a_store_cannot_name_a_file_of_texts_elsewhere(tmp_path, name):
     assert texts_beside(store) is None
     (tmp_path / "here" / "s.txt").write_text("one")
     assert texts_beside(store) == str(tmp_path / "here" / "s.txt")
+
+
+# -- the store that was encoded --
+
+
+def test_a_store_that_moved_with_its_codes_is_found_beside_them(tmp_path):
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    store, _, _ = token_store(here)
+    encoded(here, store)
+    here.rename(there)
+    found = open_inputs(there / "run.zarr", there / "codes.zarr").samples
+    assert found.store == str(there / "tokens.zarr")
+
+
+def test_a_page_without_its_samples_says_why(tmp_path, caplog):
+    store, _, _ = token_store(tmp_path)
+    run, codes = encoded(tmp_path, store)
+    shutil.rmtree(store)
+    assert open_inputs(run, codes).samples.kind == "none"
+    (message,) = caplog.messages
+    assert f"the store that was encoded, {store}, is not here; give samples=STORE" in message

@@ -132,11 +132,11 @@ const QUARTERS = ['Strongest quarter', 'Second quarter', 'Third quarter', 'Weake
 // samples under the quarter of the atom's activations that they were drawn from
 function quarterGroups(j, entries) {
   const edges = row('quarter', j);
-  return QUARTERS.map((title, q) => {
+  return h('div', hasPictures() ? { class: 'quarters' } : {}, QUARTERS.map((title, q) => {
     const low = edges[3 - q], high = edges[4 - q];
     const inside = entries.filter(([, value]) => (q === 0 || Math.abs(value) <= edges[4 - q]) && Math.abs(value) > low);
     return inside.length ? h('div', { 'data-quarter': q }, h('p', { class: 'note quarter' }, `${title}: ${digits(low)} to ${digits(high)}`), sampleList(j, inside)) : null;
-  });
+  }));
 }
 
 // number of an entry of a list among all entries of all lists, in the order in which they were packed

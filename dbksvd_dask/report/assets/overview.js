@@ -16,7 +16,7 @@ function showOverview() {
   }
   if (hasTiles()) {
     const used = searchAtoms('', j => !isDead(j)).sort((a, b) => array('variance')[b] - array('variance')[a]).slice(0, 160);
-    byId('photos').append(h('h2', {}, 'Atoms of the highest variance'), h('div', { class: 'card gallery' },
+    byId('photos').append(h('h2', {}, 'Atoms of the highest variance'), h('div', { class: 'card mosaic' },
       used.map(j => h('a', { href: `#atom/${j}`, title: `atom ${j}` }, tile(j, 48)))));
   }
 }

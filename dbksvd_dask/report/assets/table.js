@@ -101,10 +101,10 @@ function atomColumns() {
   const columns = [
     { key: 'id', title: 'Atom', width: '52px', number: true, phone: '46px', value: j => j, cell: j => atomLink(j) },
     hasTiles() && { key: 'tile', title: '', width: '34px', phone: '34px', value: j => j, cell: j => tile(j, 32) },
-    hasPictures() && { key: 'samples', title: 'Strongest samples', width: '320px', value: j => j, cell: j => h('span', { class: 'strip' }, strongestStrip(j, 10, 28)) },
+    hasPictures() && { key: 'samples', title: 'Strongest samples', width: '320px', phone: atomsHaveNames() ? null : 'minmax(0, 1fr)', value: j => j, cell: j => h('span', { class: 'strip' }, strongestStrip(j, 10, 28)) },
     { key: 'name', title: !atomsHaveNames() ? '' : report.head.explanations ? 'Explanation or keywords' : 'Keywords', width: 'minmax(0, 1fr)',
       value: j => atomName(j).toLowerCase(), hint: 'Explanation, or the words that set its strongest samples apart',
-      phone: 'minmax(0, 1fr)', cell: nameCell },
+      phone: hasPictures() && !atomsHaveNames() ? null : 'minmax(0, 1fr)', cell: nameCell },
     report.head.classes && { key: 'class', title: 'Class', width: '124px', value: j => className(topClass(j)),
       hint: 'The class that is most over-represented among its samples', cell: j => className(topClass(j)) },
     report.head.scores && { key: 'score', title: 'Score', width: '64px', number: true, value: score, cell: j => digits(score(j), 2),
