@@ -15,6 +15,7 @@ A message is a prefix, the lengths of its frames, and the frames::
 from __future__ import annotations
 
 import contextlib
+import functools
 import pickle
 import select
 import socket
@@ -37,7 +38,7 @@ _LARGE = 1 << 14
 _PREFIX = struct.Struct("<IIQ")
 _MESSAGE, _BYE, _ERROR, _HELLO = range(4)
 _ALIGNED = 64  # bytes, for arrays inside a message
-_PADDING = bytes(_ALIGNED)
+_PADDING = memoryview(bytes(_ALIGNED))
 _BEGINS = 1 << 63  # flag of the length of a frame with which a value begins
 _MOST_BUFFERS = 512  # of one call that writes; systems allow 1024
 
@@ -82,30 +83,38 @@ def pack_arrays(numbers: Sequence[int], arrays: Sequence[np.ndarray]) -> Packed:
     return [struct.pack(f"<{len(about)}q", *about), *frames]
 
 
+@functools.cache
+def _dtype_of(char: int) -> np.dtype[Any]:
+    return np.dtype(chr(char))
+
+
 def unpack_arrays(packed: Packed) -> tuple[tuple[int, ...], list[np.ndarray]]:
     """Return the integers and the arrays, which share the memory of the message."""
     n, *about = struct.unpack(f"<{len(packed[0]) // 8}q", packed[0])
     arrays, at = [], n
     for frame in packed[1:]:
         char, n_dims = about[at : at + 2]
-        arrays.append(np.frombuffer(frame, chr(char)).reshape(about[at + 2 : at + 2 + n_dims]))
+        arrays.append(np.frombuffer(frame, _dtype_of(char)).reshape(about[at + 2 : at + 2 + n_dims]))
         at += 2 + n_dims
     return tuple(about[:n]), arrays
 
 
 def _framed(kind: int, values: Sequence[Packed] = ()) -> list[Any]:
     """Return the buffers of a message with some values."""
-    frames, lengths = [], []
+    frames, lengths, size = [], [], 0
     for packed in values:
-        for i, frame in enumerate(packed):
-            lengths.append(len(frame) | (0 if i else _BEGINS))
-            frames.append(frame)
-            if len(frame) % _ALIGNED:
-                frames.append(_PADDING[len(frame) % _ALIGNED :])
+        begins = _BEGINS
+        for frame in packed:
+            length = len(frame)
+            lengths.append(length | begins)
+            frames.append(memoryview(frame))
+            begins, padding = 0, -length % _ALIGNED
+            if padding:
+                frames.append(_PADDING[:padding])
+            size += length + padding
     index = struct.pack(f"<{len(lengths)}Q", *lengths)
-    index += _PADDING[: -len(index) % _ALIGNED]
-    size = len(index) + sum(map(len, frames))
-    return [memoryview(part) for part in (_PREFIX.pack(kind, len(lengths), size) + index, *frames)]
+    index += bytes(-len(index) % _ALIGNED)
+    return [memoryview(_PREFIX.pack(kind, len(lengths), size + len(index)) + index), *frames]
 
 
 def new_buffer(size: int) -> memoryview:
@@ -318,6 +327,7 @@ class Lines:
         with self._busy:
             if self._is_closed:
                 return False
+            self._take_arrivals()
             for line in self._lines.values():
                 line.put(_BYE)
                 self._watch(line)
@@ -407,6 +417,7 @@ class Lines:
 def _tell(line: Line) -> bool:
     """Send what can be sent; return whether something is left to tell a neighbour that listens."""
     try:
+        line.read()  # a guest may just have said that it listens
         line.write()
     except Exception:
         return False
