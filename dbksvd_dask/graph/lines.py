@@ -99,7 +99,7 @@ def unpack_arrays(packed: Packed) -> tuple[tuple[int, ...], list[np.ndarray]]:
     return tuple(about[:n]), arrays
 
 
-def _framed(kind: int, values: Sequence[Packed] = ()) -> list[Any]:
+def framed(kind: int, values: Sequence[Packed] = ()) -> list[Any]:
     """Return the buffers of a message with some values."""
     frames, lengths, size = [], [], 0
     for packed in values:
@@ -124,7 +124,7 @@ def new_buffer(size: int) -> memoryview:
 
 def join_frames(packed: Packed, n_pieces: int) -> tuple[memoryview, tuple[int, int, int]]:
     """Copy a value into one buffer, to be cut into pieces; return also those, its bytes and its frames."""
-    prefix, *frames = _framed(_MESSAGE, [packed])
+    prefix, *frames = framed(_MESSAGE, [packed])
     body = memoryview(b"".join([prefix[_PREFIX.size :], *frames]))
     return body, (n_pieces, len(body), len(packed))
 
@@ -188,7 +188,7 @@ class Line:
 
     def put(self, kind: int, values: Sequence[Packed] = ()) -> None:
         """Send a message, or what of it can be sent without waiting; `out` keeps the rest."""
-        self.out.extend(_framed(kind, values))
+        self.out.extend(framed(kind, values))
         self.write()
 
     def write(self) -> None:
@@ -338,7 +338,7 @@ class Lines:
 
     def fail(self, error: BaseException) -> None:
         """Tell all neighbours why this task ends, as far as they listen, and close the connections."""
-        told = _framed(_ERROR, [pack(_portable(error))])
+        told = framed(_ERROR, [pack(_portable(error))])
         with self._busy:
             if self._is_closed:
                 return

@@ -144,3 +144,27 @@ def busiest(n_ranks: int, n_pieces: int) -> float:
     (6.0, 0.5, 1.0625, 0.984375, 0.0)
     """
     return sum(max(n_pieces >> level + 1, 1) for level in range(depth(n_ranks))) / n_pieces
+
+
+class Traffic(NamedTuple):
+    """What passes one after the other between workers of one batch, at the busiest of them."""
+
+    hops: int  # of an exchange: sums up, results down
+    arrays: float  # of an exchange: arrays of a round
+    first_hops: int  # of what the first worker sends all others at the start
+    dictionaries: float  # at the start
+
+
+def traffic(n_ranks: int, n_pieces: int) -> Traffic:
+    """Return what the batches of some workers send each other.
+
+    >>> traffic(64, 1)
+    Traffic(hops=12, arrays=12.0, first_hops=6, dictionaries=6.0)
+    >>> traffic(64, 16), traffic(1, 1).hops
+    (Traffic(hops=12, arrays=2.125, first_hops=12, dictionaries=2.0), 0)
+    """
+    levels, up = depth(n_ranks), busiest(n_ranks, n_pieces)
+    if n_pieces == 1:
+        return Traffic(2 * levels, 2 * up, levels, up)
+    # the first worker gives out the pieces, then all pass them on
+    return Traffic(2 * levels, 2 * up, 2 * levels, 1 - 1 / n_pieces + up)

@@ -166,7 +166,7 @@ def test_an_error_that_cannot_travel_is_described(connected):
 def test_a_neighbour_that_is_lost_in_the_middle_of_a_message_is_noticed(connected):
     (a, b), ends = connected()
     a.check()  # takes its line
-    whole = b"".join(lines._framed(0, [lines.pack(np.zeros(1 << 16))]))
+    whole = b"".join(lines.framed(0, [lines.pack(np.zeros(1 << 16))]))
     ends[1].sock.setblocking(True)
     ends[1].sock.sendall(whole[: len(whole) // 4])
     ends[1].sock.close()
