@@ -28,17 +28,18 @@ async def lend(comm: Any, rank: int, lines: Lines, is_guest: bool) -> None:
     """
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[bool] = loop.create_future()
-    sock = borrow_socket(comm)
-    passing = None
-    if sock is None:
-        passing = _Passing(loop, comm)
-        sock = passing.near
+    lent = borrow_socket(comm)
+    passing = _Passing(loop, comm) if lent is None else None
+    # a copy, because Dask closes connections to workers that it believes lost, whoever reads them
+    sock = passing.near if passing is not None else lent.dup()
 
     def set_ended(in_order: bool) -> None:
         if not ended.done():
             ended.set_result(in_order)
 
     def end(in_order: bool) -> None:
+        if passing is None:
+            sock.close()
         with contextlib.suppress(RuntimeError):  # the worker is closed
             loop.call_soon_threadsafe(set_ended, in_order)
 

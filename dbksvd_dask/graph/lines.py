@@ -200,7 +200,7 @@ class Line:
                 return
             except OSError as error:
                 self.out.clear()
-                self.read()  # which may say why
+                self._read_all()  # the other task may have said why
                 raise self._lost(error) from error
             while self.out and sent >= len(self.out[0]):
                 sent -= len(self.out.popleft())
@@ -228,6 +228,13 @@ class Line:
             self._filled += got
             if self._filled == len(self._buffer):
                 self._complete()
+
+    def _read_all(self) -> None:
+        """Take in all that has arrived."""
+        before = -1
+        while before < len(self.messages):
+            before = len(self.messages)
+            self.read()
 
     def _complete(self) -> None:
         """Use a prefix or a body that has arrived as a whole."""

@@ -153,6 +153,22 @@ def test_an_error_reaches_a_neighbour_as_it_is(connected):
         a.check()
 
 
+def test_who_cannot_send_any_more_reads_why(connected):
+    (a, b), _ = connected()
+    a.check()
+    b.check()
+    a.check()
+    b.send(0, [lines.pack("before")])
+    b.fail(InputError("row 8"))
+
+    def send():
+        for _ in range(100):
+            a.send(1, [lines.pack(np.zeros(1 << 16))])
+
+    with pytest.raises(InputError, match="row 8"):
+        send()
+
+
 def test_an_error_that_cannot_travel_is_described(connected):
     class LocalError(Exception):
         pass
