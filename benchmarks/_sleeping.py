@@ -131,9 +131,13 @@ def _without_arithmetic(n_rounds: int) -> None:
         zero = np.zeros(state.R.shape[1])
         return ResidualMoments(len(state.R), 0.0, zero, zero)
 
-    def sums(state: Any, n_local: int, n_scalars: int) -> Any:
+    @functools.cache  # sixty-four workers that fill arrays on two cores would take longer than they sleep
+    def zero_sums(n_local: int, n_features: int, dtype: Any, n_scalars: int) -> Any:
         scalars = tuple(np.zeros(n_local) for _ in range(n_scalars))
-        return chunk.RoundSums(np.zeros((n_local, state.R.shape[1]), state.R.dtype), scalars)
+        return chunk.RoundSums(np.zeros((n_local, n_features), dtype), scalars)
+
+    def sums(state: Any, n_local: int, n_scalars: int) -> Any:
+        return zero_sums(n_local, state.R.shape[1], state.R.dtype, n_scalars)
 
     def step(parts: Any, *_: Any) -> Any:
         W = parts[0].W

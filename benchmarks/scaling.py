@@ -2,8 +2,8 @@
 
     python -m benchmarks.scaling --json
 
-Two models. One walks the graph of tasks of a batch for workers that need not exist, counts what crosses from one
-to another, and is checked against the bytes that 2 and 4 local workers sent each other. The other is that of
+Two models, both checked against the bytes that 2 and 4 local workers sent each other. One walks the graph of tasks
+of a batch for workers that need not exist, and counts what crosses from one to another. The other is that of
 workers that exchange directly, up to 1024 of them: weak scaling, the batch grows with the workers. What a task, a
 hop and a batch cost comes from `benchmarks.cluster_overhead`; the speed of the network is an assumption.
 """
@@ -25,14 +25,15 @@ from dask.utils import key_split
 from benchmarks._sleeping import Planned
 from benchmarks._stores import write_store
 from dbksvd_dask import cluster
-from dbksvd_dask.graph import batch
+from dbksvd_dask.graph import batch, lines
 from dbksvd_dask.graph.sources import as_source
 from dbksvd_dask.jobs.estimate import BATCH_SECONDS, HOP_SECONDS, NETWORK_SPEED, TASK_SECONDS
 from dbksvd_dask.kernels.encode import GRAM_BLOCK
 from dbksvd_dask.plan import seeds
 from dbksvd_dask.plan.encoder import EncodeSpec
 from dbksvd_dask.plan.groups import plan_groups
-from dbksvd_dask.plan.shares import Share, covering, plan_shares, tree_cost
+from dbksvd_dask.plan.pieces import count_pieces, owner, traffic
+from dbksvd_dask.plan.shares import Share, covering, plan_shares
 
 
 class Batch(NamedTuple):
@@ -148,15 +149,31 @@ class Machine(NamedTuple):
     batch_seconds: float = BATCH_SECONDS
 
 
+def pieces_of(sizes: Batch, workers: int) -> int:
+    """Pieces into which workers cut the arrays of a round.
+
+    >>> [pieces_of(Batch(d, 4096, 512), n) for d, n in ((768, 2), (768, 64), (48, 64))]
+    [2, 16, 1]
+    """
+    rows = sizes.n_atoms // sizes.n_rounds
+    return count_pieces(rows * sizes.n_features * sizes.itemsize, workers, rows)
+
+
 def sent_bytes(sizes: Batch, workers: int) -> int:
-    """Bytes of one batch between workers that exchange directly, all together: every worker but one has a parent.
+    """Bytes of one batch between workers that exchange directly, all together.
+
+    In any number of pieces, sums join all workers but one to the rest, and results reach all but one. Pieces of
+    the dictionary first go to the workers that pass them on.
 
     >>> sent_bytes(Batch(768, 4096, 16), 2)
-    62914560
+    69206016
+    >>> sent_bytes(Batch(48, 4096, 16), 2)
+    3932160
     """
-    whole = sizes.n_atoms * sizes.n_features * sizes.itemsize
+    whole, n = sizes.n_atoms * sizes.n_features * sizes.itemsize, pieces_of(sizes, workers)
     exchanges = sizes.n_rounds * sizes.lanczos_steps
-    return (workers - 1) * (whole + 2 * exchanges * sizes.round_bytes)
+    handed_out = sum(owner(p, workers, n).bit_count() for p in range(n)) * whole // n if n > 1 else 0
+    return (workers - 1) * (whole + 2 * exchanges * sizes.round_bytes) + handed_out
 
 
 SPENT = ("compute", "network", "waiting", "scheduling")
@@ -165,19 +182,21 @@ SPENT = ("compute", "network", "waiting", "scheduling")
 def simulate(sizes: Batch, workers: int, rows: int, machine: Machine) -> dict[str, float]:
     """Seconds of one batch, by what they are spent on; every worker has cores and a network of its own.
 
-    One task per worker; sums go up the tree of workers and results down, one message after the other.
+    One task per worker; sums go up and results down, in pieces, one message after the other. The steps between,
+    which workers share where there are several pieces, count in full.
     """
-    cost = tree_cost(workers)
+    passed = traffic(workers, pieces_of(sizes, workers))
     scale = rows / sizes.n_chunks / 8192
     seconds = machine.planned.compute(machine.threads, sizes.n_rounds, sizes.lanczos_steps)
     fixed = machine.planned.compute(machine.threads, 0, 0) - machine.planned.encode - machine.planned.close
     exchanges = sizes.n_rounds * sizes.lanczos_steps
     whole = sizes.n_atoms * sizes.n_features * sizes.itemsize
-    moved = exchanges * cost.transfers * sizes.round_bytes + cost.received * whole
+    moved = exchanges * passed.arrays * sizes.round_bytes + passed.dictionaries * whole
+    hops = exchanges * passed.hops + passed.first_hops + passed.hops // 2
     return {
         "compute": scale * (seconds - fixed) + fixed,
         "network": moved / machine.bytes_per_second,
-        "waiting": (exchanges + 1) * cost.hops * machine.hop + machine.batch_seconds,
+        "waiting": hops * machine.hop + machine.batch_seconds,
         "scheduling": workers * machine.task_seconds,
     }
 
@@ -200,25 +219,48 @@ def table_of(args: argparse.Namespace, machine: Machine) -> list[dict[str, Any]]
     return out
 
 
-def measured(args: argparse.Namespace, workers: int, path: str) -> int:
-    """Bytes that local workers sent each other during one batch."""
+def count_line_bytes(reset: bool) -> int:
+    """In a worker: bytes of messages that its tasks have given their lines since they were last counted."""
+    if not hasattr(lines, "counted"):
+        lines.counted, real = [0], lines.framed
+
+        def framed(*args: Any) -> Any:
+            out = real(*args)
+            lines.counted[0] += sum(map(len, out))
+            return out
+
+        lines.framed = framed
+    total: int = lines.counted[0]
+    if reset:
+        lines.counted[0] = 0
+    return total
+
+
+def measured(args: argparse.Namespace, workers: int, path: str) -> dict[str, int]:
+    """Bytes that local workers sent each other during one batch, by both ways to exchange.
+
+    Those that exchange directly compute without a gram, whose tiles they would share.
+    """
     source = as_source(path, args.chunk_size)
     D = seeds.random_atoms(args.atoms, args.features, np.float32, 0)
     groups = plan_groups(args.atoms, args.k, None, 8)
-    spec = batch.BatchSpec(groups, EncodeSpec(args.k), 2, args.chunk_size, "keep", 0, np.dtype(np.float32))
     rows = np.arange(args.rows, dtype=np.int64)
 
-    def sent(client: Any) -> int:
-        return sum(client.run(lambda dask_worker: dask_worker.transfer_outgoing_bytes_total).values())
+    def sent(client: Any, reset: bool = False) -> int:
+        by_dask = client.run(lambda dask_worker: dask_worker.transfer_outgoing_bytes_total)
+        return sum(by_dask.values()) + sum(client.run(count_line_bytes, reset).values())
 
-    with (
-        cluster.connect(workers=workers) as client,
-        dask.config.set({"scheduler": client, batch.EXCHANGE: "tasks"}),
-    ):
-        batch.run_batch(batch.build_batch(source, rows, D, None, spec, 0))
-        before = sent(client)
-        batch.run_batch(batch.build_batch(source, rows, D, None, spec, 1))
-        return sent(client) - before
+    out = {}
+    with cluster.connect(workers=workers) as client:
+        for way, gram in (("tasks", "auto"), ("direct", "never")):
+            how = (EncodeSpec(args.k, gram=gram), 2, args.chunk_size, "keep", 0, np.dtype(np.float32))
+            spec = batch.BatchSpec(groups, *how)
+            with dask.config.set({"scheduler": client, batch.EXCHANGE: way}):
+                batch.run_batch(batch.build_batch(source, rows, D, None, spec, 0))
+                before = sent(client)
+                batch.run_batch(batch.build_batch(source, rows, D, None, spec, 1))
+                out[way] = sent(client) - before
+    return out
 
 
 def compare(args: argparse.Namespace) -> dict[str, Any]:
@@ -229,8 +271,10 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
         path = os.path.join(folder, "store.zarr")
         write_store(path, args.rows, args.features, chunk_rows=args.chunk_size)
         for workers in args.workers:
-            model, real = bytes_moved(sizes, workers, threads=1).total, measured(args, workers, path)
-            checks.append({"workers": workers, "model": model, "measured": real, "ratio": real / model})
+            models = {"tasks": bytes_moved(sizes, workers, threads=1).total, "direct": sent_bytes(sizes, workers)}
+            for way, real in measured(args, workers, path).items():
+                found = {"model": models[way], "measured": real, "ratio": real / models[way]}
+                checks.append({"workers": workers, "exchange": way, **found})
     setting = {"features": args.features, "atoms": args.atoms, "rows": args.rows, "chunks": sizes.n_chunks}
     return {"setting": setting, "checks": checks, "model": table_of(args, Machine())}
 
@@ -250,7 +294,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         print(json.dumps(result, indent=1))
         return result
     for check in result["checks"]:
-        print(f"{check['workers']} workers: model {check['model']}, measured {check['measured']}", end="")
+        print(f"{check['workers']} workers, {check['exchange']}: model {check['model']}, measured ", end="")
+        print(check["measured"], end="")
         print(f" bytes, ratio {check['ratio']:.3f}")
     for row in result["model"]:
         moved, spent = row["bytes_per_worker"] / 1e6, row["seconds"]

@@ -85,3 +85,29 @@ def compute_graph(graph: Delayed) -> Any:
     """
     known = "distributed" in sys.modules or dask.config.get("scheduler", None)
     return dask.compute(graph, scheduler=None if known else dask.threaded.get)[0]
+
+
+def borrow_socket(comm: Any) -> Any:
+    """Take the socket of a connection out of the event loop, on which it must be called.
+
+    The next call that reads or writes through the connection gives it back to the loop.
+
+    Returns
+    -------
+    The socket, which does not block; None for a connection that is not plain TCP.
+
+    Raises
+    ------
+    ConnectionError
+        When bytes are under way, or the connection is closed.
+    """
+    stream: Any = getattr(comm, "stream", None)
+    if stream is None and is_instance(comm, "distributed.comm.tcp", "TCP"):
+        raise ConnectionError("the connection is closed")
+    if type(stream).__name__ != "IOStream":
+        return None
+    if stream.reading() or stream.writing() or stream._read_buffer_size or stream.socket is None:
+        raise ConnectionError("the connection is in use")
+    stream.io_loop.remove_handler(stream.socket)
+    stream._state = None  # a stream without a handler, which it adds when it needs one
+    return stream.socket

@@ -19,6 +19,7 @@ from dbksvd_dask.graph.load import prepare
 from dbksvd_dask.graph.threads import each
 from dbksvd_dask.kernels import chunk
 from dbksvd_dask.kernels.dead_atoms import Candidates, Rule
+from dbksvd_dask.kernels.lanczos import LanczosState
 from dbksvd_dask.kernels.moments import Mergeable, Moments, ResidualMoments
 from dbksvd_dask.plan.device import Placement
 from dbksvd_dask.plan.encoder import AtomWeights, EncodeSpec
@@ -237,14 +238,45 @@ def _refreshed(state: Any, r: int, new: Any, setting: Setting, D: Any) -> Any:
     return functions(setting.place).refresh_chunk(state, r, D, members, new, nonneg)
 
 
-def take_step(sums: list[list[Node[Any]]], r: int, lz: Any, setting: Setting, last: bool) -> Any:
+def cut_sums(sums: list[Node[Any]], spans: list[tuple[int, int]]) -> list[list[Node[Any]]]:
+    """Cut the sums of a round into pieces: spans of its atoms."""
+    if len(spans) == 1:
+        return [sums]
+    return [[node._replace(value=_rows(node.value, a, b)) for node in sums] for a, b in spans]
+
+
+def _rows(sums: chunk.RoundSums, a: int, b: int) -> chunk.RoundSums:
+    return sums._replace(W=sums.W[a:b], scalars=tuple(total[a:b] for total in sums.scalars))
+
+
+def join_pieces(pieces: list[Any]) -> Any:
+    """Return the result of a step on the host from those of its pieces: atoms, or what a product takes."""
+    if len(pieces) == 1:
+        return pieces[0]
+    if not isinstance(pieces[0], LanczosState):
+        return chunk.frozen(np.concatenate(pieces))
+    basis, alpha2, _, _, dv = zip(*pieces, strict=True)
+    return LanczosState(
+        (np.concatenate([rows for (rows,) in basis]),), np.concatenate(alpha2), (), (), np.concatenate(dv)
+    )
+
+
+def take_step(
+    sums: list[list[Node[Any]]],
+    r: int,
+    lz: Any,
+    setting: Setting,
+    last: bool,
+    span: tuple[int, int] | None = None,
+) -> Any:
     """Take one Lanczos step of a round from the sums of all shares; after the last, return its new atoms.
 
     Parameters
     ----------
     lz : `kernels.lanczos.LanczosState` so far; None to start the round
+    span : of those atoms of the round to which the sums belong; None for all
     """
-    compute, members = functions(setting.place), setting.rounds.atoms[r]
+    compute, members = functions(setting.place), setting.rounds.atoms[r][slice(*span or (None,))]
     (total,) = join_sums(sums, setting)
     if lz is None:
         lz = compute.begin_round([total.value], setting.D, members)

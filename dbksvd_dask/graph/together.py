@@ -14,10 +14,14 @@ import numpy as np
 from dask.delayed import Delayed
 
 from dbksvd_dask.graph import load, outcome, share
-from dbksvd_dask.graph.peers import Peers, Seat
+from dbksvd_dask.graph.lines import Packed, pack_arrays, unpack_arrays
+from dbksvd_dask.graph.peers import Peers, Seat, Wire
 from dbksvd_dask.graph.tasks import Tasks
+from dbksvd_dask.kernels import chunk
 from dbksvd_dask.kernels.dead_atoms import SeedPath
-from dbksvd_dask.plan.shares import Share, computes_gram_alone, is_direct, tree_parent, weighted_spans
+from dbksvd_dask.kernels.lanczos import LanczosState
+from dbksvd_dask.plan.pieces import count_pieces, partners, piece_spans
+from dbksvd_dask.plan.shares import Node, Share, computes_gram_alone, is_direct, weighted_spans
 
 ROUNDS = "dbksvd-rounds"  # topic under which the first worker reports its rounds to clients
 
@@ -62,7 +66,8 @@ def compute_share(seat: Seat, start: int, rows: list[Any], work: Work | None) ->
     work : at the first share
     """
     with Peers(seat) as peers:
-        member = _Member(peers, peers.spread(work))
+        pieces = max(pieces_of(setting, seat.n_ranks) for setting in work.settings) if work else 1
+        member = _Member(peers, peers.spread(work, pieces))
         before: tuple[Any, ...] = (start, [_Watched(ref, peers) for ref in rows])
         for g in range(len(member.work.settings)):
             before = (member.group(g, before),)
@@ -119,7 +124,8 @@ class _Member:
         def join(a: list[share.Closed], b: list[share.Closed]) -> list[share.Closed]:
             return [share.join_closed([x, y], n_chunks) for x, y in zip(a, b, strict=True)]
 
-        closed = self.peers.collect(self._closed, join, is_last=True)
+        closed = self.peers.collect(self._closed, join)
+        self.peers.leave()
         if not self.peers.is_first:
             return None
         parts = zip(self.work.settings, self._updates, closed, self.work.paths, strict=True)
@@ -157,29 +163,37 @@ class _Member:
         self, r: int, states: share.States, encoded: share.Encoded | None, setting: share.Setting
     ) -> tuple[np.ndarray, share.Encoded | None]:
         """Return the new atoms of a round, and the statistics of all shares, given those of this one or None."""
-        ends = r == len(setting.rounds.atoms) - 1 and setting is self.work.settings[-1]
+        n_ranks, n_local = self.peers.seat.n_ranks, setting.rounds.atoms[r].size
+        spans = piece_spans(n_local, pieces_of(setting, n_ranks))
         lz: Any = None  # the recurrence as far as products need it
-        own: Any = None  # all of it, at the first share
+        own: list[Any] = [None] * len(spans)  # all of it, of the pieces that end here
+        is_last = False
+
+        def join(a: _Part, b: _Part) -> _Part:
+            return a.join(b, setting)
+
+        def take(p: int, total: _Part) -> tuple[Any, share.Encoded | None]:
+            own[p] = share.take_step([total.sums], r, own[p], setting, is_last, spans[p])
+            return own[p] if is_last else own[p].newest, total.encoded
+
         for step in range(self.work.lanczos_steps):
+            is_last = step == self.work.lanczos_steps - 1
             sums = states.sums if step == 0 else share.product(states, r, lz, setting)
-            part = _Part(sums, None if step else encoded)
-            total = self.peers.collect(part, lambda a, b: a.join(b, setting))
-            answer, is_last = None, step == self.work.lanczos_steps - 1
-            if self.peers.is_first:
-                own = share.take_step([total.sums], r, own, setting, is_last)
-                answer = (own if is_last else own.newest, total.encoded)
-            lz, known = self.peers.spread(answer, is_last=ends and is_last)
-            encoded = encoded if step else known
+            cut = share.cut_sums(sums, spans)
+            parts = [_Part(piece, encoded if p == step == 0 else None) for p, piece in enumerate(cut)]
+            answers = self.peers.exchange(parts, join, take, *_wires(setting, step == 0 and encoded is not None))
+            lz = share.join_pieces([answer for answer, _ in answers])
+            encoded = encoded if step else answers[0][1]
         if self.peers.is_first:
             self.peers.report(ROUNDS, self.peers.seat.batch)
         return lz, encoded
 
 
 class _Part(NamedTuple):
-    """What a share sends to the first one in a step."""
+    """What a share gives of one piece of a round's sums."""
 
     sums: list[Any]  # nodes of the tree of sums
-    encoded: share.Encoded | None  # in the first step of a group
+    encoded: share.Encoded | None  # with the first piece in the first step of a group
 
     def join(self, other: _Part, setting: share.Setting) -> _Part:
         """Add what the neighbour sends."""
@@ -187,6 +201,55 @@ class _Part(NamedTuple):
         if self.encoded is None or other.encoded is None:
             return _Part(sums, None)
         return _Part(sums, share.join_encoded([self.encoded, other.encoded], setting.n_chunks))
+
+
+def _part_packed(part: _Part) -> Packed:
+    """Pack the sums of a part on the host."""
+    numbers: list[int] = []
+    arrays: list[np.ndarray] = []
+    for start, stop, sums in part.sums:
+        numbers += [start, stop, sums.unit, len(sums.scalars)]
+        arrays += [sums.W, *sums.scalars]
+    return pack_arrays(numbers, arrays)
+
+
+def _part_unpacked(packed: Packed) -> _Part:
+    numbers, arrays = unpack_arrays(packed)
+    rest, sums = iter(arrays), []
+    for start, stop, unit, n in zip(*[iter(numbers)] * 4, strict=True):
+        sums.append(Node(start, stop, chunk.RoundSums(next(rest), tuple(next(rest) for _ in range(n)), unit)))
+    return _Part(sums, None)
+
+
+def _answer_packed(answer: tuple[Any, None]) -> Packed:
+    """Pack what a step has given on the host: new atoms, or what a product takes."""
+    made = answer[0]
+    if not isinstance(made, LanczosState):
+        return pack_arrays([], [made])
+    return pack_arrays([], [*made.basis, made.alpha2, made.dv])
+
+
+def _answer_unpacked(packed: Packed) -> tuple[Any, None]:
+    _, arrays = unpack_arrays(packed)
+    if len(arrays) == 1:
+        return arrays[0], None
+    V, alpha2, dv = arrays
+    return LanczosState((V,), alpha2, (), (), dv), None
+
+
+def _wires(setting: share.Setting, has_statistics: bool) -> tuple[Wire, Wire]:
+    """Return how sums and results of a step travel: as bare arrays, if they are nothing else."""
+    if has_statistics or setting.place.device != "cpu":
+        return Wire(), Wire()
+    return Wire(_part_packed, _part_unpacked), Wire(_answer_packed, _answer_unpacked)
+
+
+def pieces_of(setting: share.Setting, n_ranks: int) -> int:
+    """Return the number of pieces into which the sums and atoms of each round of a group are cut; 1 on devices."""
+    if setting.place.device != "cpu":
+        return 1
+    n_rows, (_, n_features) = min(atoms.size for atoms in setting.rounds.atoms), setting.D.shape
+    return count_pieces(n_rows * n_features * setting.D.itemsize, n_ranks, n_rows)
 
 
 # ---------------------------------------------------------------------------------------------- in the driver
@@ -226,9 +289,16 @@ def build(
     names = Tasks(iteration, shares)
     alone = computes_gram_alone(settings[0].D.shape[1], min(one.threads for one in shares))
     work = Work(settings, paths, lanczos_steps, not alone and is_direct(shares))
-    tasks = []
+    pieces, tasks = {pieces_of(setting, len(shares)) for setting in settings}, []
     for i, one in enumerate(shares):
-        seat = Seat(names.prefix, i, len(shares), one.home, shares[tree_parent(i)].home if i else "")
+        lower = sorted(below for n in {1, *pieces} for below in partners(i, len(shares), n) if below < i)
+        seat = Seat(
+            names.prefix,
+            i,
+            len(shares),
+            one.home,
+            tuple((rank, shares[rank].home) for rank in dict.fromkeys(lower)),
+        )
         arguments = (seat, one.start, rows[one.start : one.stop], None if i else work)
         # Dask sends out tasks from the end of the alphabet: first that one for which all others wait
         index = f"{len(shares) - i:06d}"

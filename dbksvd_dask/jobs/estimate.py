@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dbksvd_dask.plan.memory import BASE_BYTES, gram_bytes, tile_bytes
+from dbksvd_dask.plan.pieces import Traffic, count_pieces, traffic
 from dbksvd_dask.plan.screening import n_passes
-from dbksvd_dask.plan.shares import ExchangeCost, computes_gram_alone, tree_cost
+from dbksvd_dask.plan.shares import computes_gram_alone
 from dbksvd_dask.store.paths import PathLike
 
 # Python with NumPy, Zarr and what import and shuffle need, before any data; a process that also loads the kernels
@@ -188,9 +189,10 @@ class BatchShape(NamedTuple):
     n_tasks: int
 
 
-def _exchange(batch: BatchShape, workers: Workers) -> ExchangeCost:
-    """Return what one exchange of sums takes."""
-    return tree_cost(min(workers.processes, batch.n_chunks))
+def _traffic(work: FitWork, batch: BatchShape, workers: Workers) -> Traffic:
+    """Return what workers send each other in a batch."""
+    n_workers, rows = min(workers.processes, batch.n_chunks), work.n_atoms // batch.n_rounds
+    return traffic(n_workers, count_pieces(rows * batch.atom_bytes, n_workers, rows))
 
 
 def moved_bytes(work: FitWork, batch: BatchShape, workers: Workers) -> int:
@@ -200,13 +202,13 @@ def moved_bytes(work: FitWork, batch: BatchShape, workers: Workers) -> int:
     --------
     >>> work, batch = FitWork(768, 4096, 1, 65536, 0, 0, 2), BatchShape(8, 8, 2, 3072, 4)
     >>> moved_bytes(work, batch, Workers(4, 2)), moved_bytes(work, batch, Workers(1, 8))
-    (121634816, 0)
+    (90177536, 0)
     """
-    cost = _exchange(batch, workers)
-    if cost.hops == 0:
+    passed = _traffic(work, batch, workers)
+    if passed.hops == 0:
         return 0
-    sums = (1 + cost.received) * batch.lanczos_steps  # of the first worker, and one result of any other
-    return (1 + sums) * work.n_atoms * batch.atom_bytes + _gram_tiles(work, batch, workers)
+    sums = (1 + passed.arrays / 2) * batch.lanczos_steps  # what comes up to the busiest worker, and a result
+    return int((1 + sums) * work.n_atoms * batch.atom_bytes) + _gram_tiles(work, batch, workers)
 
 
 def _gram_tiles(work: FitWork, batch: BatchShape, workers: Workers) -> int:
@@ -233,16 +235,16 @@ def cluster_seconds(
     >>> work = FitWork(768, 4096, 10, 655_360, 0, 0, 2)
     >>> spent = cluster_seconds(work, BatchShape(8, 8, 2, 3072, 4), Workers(4, 2), 5e10, 1e9)
     >>> {name: round(seconds, 1) for name, seconds in spent.items()}
-    {'compute': 21.9, 'read': 0.3, 'network': 1.6, 'wait': 0.6, 'scheduler': 0.0}
+    {'compute': 21.9, 'read': 0.3, 'network': 0.9, 'wait': 0.6, 'scheduler': 0.0}
     """
     processes = min(workers.processes, batch.n_chunks)
     slots = min(batch.n_chunks, workers.processes * workers.threads)
     idle = -(-batch.n_chunks // slots) * slots / batch.n_chunks  # threads without a chunk in the last turn
-    cost, exchanges = _exchange(batch, workers), batch.n_rounds * batch.lanczos_steps
-    # the dictionary goes down the tree once, sums and results go up and down in every exchange
-    sent = (cost.received + batch.lanczos_steps * cost.transfers) * work.n_atoms * batch.atom_bytes
-    sent += _gram_tiles(work, batch, workers) if cost.hops else 0
-    hops = (exchanges + 1) * cost.hops  # one more for dictionary and end
+    passed, exchanges = _traffic(work, batch, workers), batch.n_rounds * batch.lanczos_steps
+    # the dictionary goes down once, sums and results go up and down in every exchange
+    sent = (passed.dictionaries + batch.lanczos_steps * passed.arrays) * work.n_atoms * batch.atom_bytes
+    sent += _gram_tiles(work, batch, workers) if passed.hops else 0
+    hops = exchanges * passed.hops + passed.first_hops + passed.hops // 2  # the end goes up only
     return {
         "compute": ITERATION_RATIO * work.flops / (core_speed * slots) * idle,
         "read": work.read_bytes / (read_speed * processes),

@@ -209,40 +209,6 @@ def is_direct(shares: Sequence[Share]) -> bool:
     return "" not in homes and len(homes) == len(shares) <= MOST_DIRECT
 
 
-class ExchangeCost(NamedTuple):
-    """What one exchange of sums takes: from the sums of every share to the result at every share."""
-
-    hops: int  # one after the other
-    transfers: int  # of the busiest workers, one after the other
-    received: int  # of these, by the busiest worker
-
-
-def tree_cost(n: int) -> ExchangeCost:
-    """Return what one exchange takes between n workers that send sums up their tree and results down.
-
-    >>> [tuple(tree_cost(n)) for n in (1, 2, 4, 16, 64)]
-    [(0, 0, 0), (2, 2, 1), (4, 4, 2), (8, 8, 4), (12, 12, 6)]
-    """
-    depth = (n - 1).bit_length()
-    return ExchangeCost(2 * depth, 2 * depth, depth)
-
-
-def exchange_cost(shares: Sequence[Share]) -> ExchangeCost:
-    """Return what one exchange of sums takes between workers if it is made of tasks.
-
-    >>> def of(n): return tuple(exchange_cost([Share(c, c + 1, f"{c:03d}") for c in range(n)]))
-    >>> of(1), of(2), of(4), of(16), of(64)
-    ((0, 0, 0), (1, 1, 1), (1, 3, 3), (3, 9, 6), (3, 21, 14))
-    """
-    if len(shares) == 1:
-        return ExchangeCost(0, 0, 0)
-    if is_direct(shares):
-        return ExchangeCost(1, len(shares) - 1, len(shares) - 1)
-    groups = plan_groups(shares)
-    members = max(b - a for a, b in groups)
-    return ExchangeCost(3, 2 * (members - 1) + len(groups) - 1, members + len(groups) - 2)
-
-
 def even_spans(n: int, n_spans: int) -> list[tuple[int, int]]:
     """Cut n things into n_spans spans of nearly equal size, larger ones first.
 

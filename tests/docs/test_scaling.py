@@ -30,6 +30,14 @@ def test_the_simulation_gives_what_workers_took():
         assert sum(spent.values()) == pytest.approx(seconds, rel=0.02)
 
 
+def test_pieces_keep_the_network_of_any_number_of_workers_near_that_of_two():
+    def network(workers):
+        sizes = scaling.Batch(768, 4096, 8 * workers)
+        return scaling.simulate(sizes, workers, workers * 65_536, scaling.Machine())["network"]
+
+    assert network(1024) < 3 * network(2)
+
+
 def test_the_table_covers_two_to_a_thousand_workers():
     rows = scaling.table_of(argparse.Namespace(features=768, atoms=4096), scaling.Machine())
     assert {row["workers"] for row in rows} >= {2, 1024}
@@ -39,8 +47,9 @@ def test_the_table_covers_two_to_a_thousand_workers():
 @pytest.mark.cluster
 def test_model_of_moved_bytes_agrees_with_two_workers():
     small = ["--features", "256", "--atoms", "1024", "--rows", "1024", "--chunk-size", "256", "--workers", "2"]
-    (check,) = scaling.main(["--json", "--k", "4", *small])["checks"]
-    assert 0.9 < check["ratio"] < 1.4
+    by_tasks, direct = scaling.main(["--json", "--k", "4", *small])["checks"]
+    assert 0.9 < by_tasks["ratio"] < 1.4
+    assert 1.0 < direct["ratio"] < 1.1
 
 
 @pytest.mark.cluster

@@ -1,5 +1,6 @@
 """What this package uses of Dask without Dask promising it. A failure here names what a new release has moved."""
 
+import asyncio
 import importlib.util
 import pickle
 import re
@@ -107,3 +108,41 @@ def test_the_client_whose_scheduler_is_current_is_found():
         assert _compat.scheduler_client() is client
         with dask.config.set(scheduler="threads"):
             assert _compat.scheduler_client() is None
+
+
+@pytest.mark.cluster
+def test_the_socket_of_a_connection_can_be_borrowed_and_given_back():
+    """Between two messages of Dask, bytes pass that its event loop does not see."""
+    core = pytest.importorskip("distributed.core")
+    from distributed.comm import connect
+
+    async def main():
+        loop, seen = asyncio.get_running_loop(), []
+
+        async def lend(comm):
+            await comm.write("yours")
+            sock = _compat.borrow_socket(comm)
+            seen.append(await loop.sock_recv(sock, 100))
+            await loop.sock_sendall(sock, b"raw answer")
+            return "given back"
+
+        async with core.Server({"lend": lend}) as server:
+            await server.listen("tcp://127.0.0.1:0")
+            comm = await connect(server.address)
+            for _ in range(2):
+                await comm.write({"op": "lend"})
+                assert await comm.read() == "yours"
+                sock = _compat.borrow_socket(comm)
+                await loop.sock_sendall(sock, b"raw question")
+                assert await loop.sock_recv(sock, 10) == b"raw answer"
+                assert await comm.read() == "given back"
+            await comm.close()
+            with pytest.raises(ConnectionError):
+                _compat.borrow_socket(comm)
+        return seen
+
+    assert asyncio.run(main()) == [b"raw question"] * 2
+
+
+def test_a_connection_without_a_socket_of_its_own_lends_none():
+    assert _compat.borrow_socket(object()) is None
