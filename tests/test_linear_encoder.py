@@ -124,6 +124,15 @@ def test_the_command_writes_a_plain_sae(model, samples, tmp_path, capsys):
     code, _, err = run_command(capsys, *command, tmp_path / "other", *names, "--form", "plugin")
     assert code == 2
     assert "--form was given beside --linear" in err
+    assert run_command(capsys, *command, tmp_path / "plain", *names, "--encode", "plain")[0] == 0
+    sae, plain = (load_file(tmp_path / name / "sae_weights.safetensors") for name in ("sae", "plain"))
+    np.testing.assert_array_equal(sae["W_enc"], plain["W_enc"])  # this fit has no groups
+    code, _, err = run_command(capsys, *command, tmp_path / "other", *names, "--encode", "staged")
+    assert code != 0
+    assert "offers groups in order" in err
+    code, _, err = run_command(capsys, *command, tmp_path / "other", *names[:-2], "--encode", "plain")
+    assert code == 2
+    assert "--encode is for --linear STORE" in err
 
 
 @pytest.mark.interop
