@@ -87,9 +87,7 @@ def _library_options(options: dict[str, Any]) -> dict[str, Any]:
     help="With --linear: imitate the codes of one pursuit, or those of the groups in order. Default: as fitted.",
 )
 @_shared
-def saelens(
-    run: str, path: str, as_json: bool, linear: str | None, encode: str | None, **options: Any
-) -> None:
+def saelens(run: str, path: str, as_json: bool, linear: str | None, encode: str | None, **options: Any) -> None:
     """Write the dictionary of RUN as the folder OUT, which SAELens opens with SAE.load_from_disk.
 
     \b
@@ -102,16 +100,14 @@ def saelens(
 
     if linear is None:
         if encode is not None:
-            raise click.UsageError("--encode is for --linear STORE, which was not given; give it or leave both out")
+            raise click.UsageError("--encode is for --linear STORE, which was not given; give it too")
         result = export_saelens(open_dictionary(run), path, **_library_options(options))
     else:
         result = _export_linear(run, linear, path, encode, options)
     output.report(asdict(result), as_json, _describe(result))
 
 
-def _export_linear(
-    run: str, store: str, path: str, encode: str | None, options: dict[str, Any]
-) -> ExportResult:
+def _export_linear(run: str, store: str, path: str, encode: str | None, options: dict[str, Any]) -> ExportResult:
     """Fit a linear encoder to the codes of a store, and write it."""
     from dbksvd_dask.encoding import fit_linear_encoder
     from dbksvd_dask.export.saelens import export_linear
