@@ -11,6 +11,7 @@ import click
 from dbksvd_dask.cli import output
 from dbksvd_dask.cli.sections import NEURONPEDIA, SectionedCommand, SuggestingGroup
 from dbksvd_dask.cli.translate import in_options
+from dbksvd_dask.plan.params import ENCODES
 
 if TYPE_CHECKING:
     from dbksvd_dask.export.saelens import ExportResult
@@ -80,8 +81,13 @@ def _library_options(options: dict[str, Any]) -> dict[str, Any]:
     type=click.Path(),
     help="Fit an encoder of one linear step to the codes of STORE, and write a plain JumpReLU SAE.",
 )
+@click.option(
+    "--encode",
+    type=click.Choice(ENCODES),
+    help="With --linear: imitate the codes of one pursuit, or those of the groups in order. Default: as fitted.",
+)
 @_shared
-def saelens(run: str, path: str, as_json: bool, linear: str | None, **options: Any) -> None:
+def saelens(run: str, path: str, as_json: bool, linear: str | None, encode: str | None, **options: Any) -> None:
     """Write the dictionary of RUN as the folder OUT, which SAELens opens with SAE.load_from_disk.
 
     \b
@@ -93,13 +99,15 @@ def saelens(run: str, path: str, as_json: bool, linear: str | None, **options: A
     from dbksvd_dask.store.runs import open_dictionary
 
     if linear is None:
+        if encode is not None:
+            raise click.UsageError("--encode is for --linear STORE, which was not given; give it too")
         result = export_saelens(open_dictionary(run), path, **_library_options(options))
     else:
-        result = _export_linear(run, linear, path, options)
+        result = _export_linear(run, linear, path, encode, options)
     output.report(asdict(result), as_json, _describe(result))
 
 
-def _export_linear(run: str, store: str, path: str, options: dict[str, Any]) -> ExportResult:
+def _export_linear(run: str, store: str, path: str, encode: str | None, options: dict[str, Any]) -> ExportResult:
     """Fit a linear encoder to the codes of a store, and write it."""
     from dbksvd_dask.encoding import fit_linear_encoder
     from dbksvd_dask.export.saelens import export_linear
@@ -110,7 +118,7 @@ def _export_linear(run: str, store: str, path: str, options: dict[str, Any]) -> 
             raise click.UsageError(
                 f"--{name} was given beside --linear, which imitates the codes of RUN; leave it out"
             )
-    encoder = fit_linear_encoder(open_dictionary(run), store)
+    encoder = fit_linear_encoder(open_dictionary(run), store, encode=encode)
     return export_linear(encoder, path, **_library_options(options))
 
 
