@@ -15,6 +15,7 @@ import json
 import os
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -219,21 +220,17 @@ def table_of(args: argparse.Namespace, machine: Machine) -> list[dict[str, Any]]
     return out
 
 
-def count_line_bytes(reset: bool) -> int:
-    """In a worker: bytes of messages that its tasks have given their lines since they were last counted."""
-    if not hasattr(lines, "counted"):
-        lines.counted, real = [0], lines.framed
+def line_bytes() -> int:
+    """In a worker: bytes of the messages that its tasks have given their lines since the first call."""
+    if not hasattr(lines.Line, "counted"):
+        real = lines.Line.put
 
-        def framed(*args: Any) -> Any:
-            out = real(*args)
-            lines.counted[0] += sum(map(len, out))
-            return out
+        def put(self: lines.Line, kind: int, values: Sequence[lines.Packed] = ()) -> None:
+            lines.Line.counted += sum(len(frame) for packed in values for frame in packed)
+            real(self, kind, values)
 
-        lines.framed = framed
-    total: int = lines.counted[0]
-    if reset:
-        lines.counted[0] = 0
-    return total
+        lines.Line.counted, lines.Line.put = 0, put
+    return int(lines.Line.counted)
 
 
 def measured(args: argparse.Namespace, workers: int, path: str) -> dict[str, int]:
@@ -246,9 +243,10 @@ def measured(args: argparse.Namespace, workers: int, path: str) -> dict[str, int
     groups = plan_groups(args.atoms, args.k, None, 8)
     rows = np.arange(args.rows, dtype=np.int64)
 
-    def sent(client: Any, reset: bool = False) -> int:
-        by_dask = client.run(lambda dask_worker: dask_worker.transfer_outgoing_bytes_total)
-        return sum(by_dask.values()) + sum(client.run(count_line_bytes, reset).values())
+    def sent(client: Any, way: str) -> int:
+        if way == "direct":
+            return sum(client.run(line_bytes).values())
+        return sum(client.run(lambda dask_worker: dask_worker.transfer_outgoing_bytes_total).values())
 
     out = {}
     with cluster.connect(workers=workers) as client:
@@ -257,9 +255,9 @@ def measured(args: argparse.Namespace, workers: int, path: str) -> dict[str, int
             spec = batch.BatchSpec(groups, *how)
             with dask.config.set({"scheduler": client, batch.EXCHANGE: way}):
                 batch.run_batch(batch.build_batch(source, rows, D, None, spec, 0))
-                before = sent(client)
+                before = sent(client, way)
                 batch.run_batch(batch.build_batch(source, rows, D, None, spec, 1))
-                out[way] = sent(client) - before
+                out[way] = sent(client, way) - before
     return out
 
 

@@ -222,6 +222,30 @@ def test_two_fits_at_once_on_workers_of_one_thread_do_not_wait_for_each_other(cl
             clusters.same(found, expected)
 
 
+WIDE = {"n_atoms": 512, "k": 4, "batch_size": 800, "chunk_size": 100, "n_rounds": 2, "n_iter": 2, "validation": 0}
+
+
+@pytest.fixture(scope="module")
+def wide_store(tmp_path_factory):
+    """Of 768 features: sums of a round have 786 kB and travel in pieces."""
+    return write_store(tmp_path_factory.mktemp("wide") / "store.zarr", made_up(1600, 768), 400)
+
+
+def test_sums_in_pieces_give_the_bits_of_one_thread(client, wide_store):
+    clusters.same(clusters.fit(wide_store, **WIDE), clusters.on_threads(wide_store, 1, **WIDE))
+
+
+@pytest.mark.slow
+def test_sums_in_pieces_give_the_bits_of_one_thread_on_five_workers(wide_store):
+    """Workers of one process have no sockets between them: their event loop passes bytes on."""
+    local = {"processes": False, "n_workers": 5, "threads_per_worker": 1, "dashboard_address": "127.0.0.1:0"}
+    seen = []
+    with Client(**local):
+        found = clusters.fit(wide_store, [seen.append], **WIDE)
+    clusters.same(found, clusters.on_threads(wide_store, 1, **WIDE))
+    assert not [e for e in seen if isinstance(e, events.Retrying)]
+
+
 def test_local_cluster_listens_on_loopback_only(client):
     address = client.scheduler.address
     assert address.startswith("tcp://127.0.0.1:")
