@@ -7,6 +7,7 @@ and gives a flat dict that goes to one line of the results.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ import numpy as np
 import scipy.sparse as sp
 
 from benchmarks.network_data import Prepared
-from dbksvd_dask import codes_to_csr
+from benchmarks.network_methods import WHITENER
+from dbksvd_dask import Whitener, codes_to_csr
 from dbksvd_dask.codes import make_codes
 from dbksvd_dask.evaluate.absorption import ClassProbes, absorption, class_probes
 from dbksvd_dask.evaluate.coherence import coherence
@@ -30,6 +32,30 @@ BLOCK = 4096
 BINS = np.linspace(0.0, 1.0, 41)
 
 
+class WhitenedCoder:
+    """A dictionary of whitened rows, for rows as they are.
+
+    Parameters
+    ----------
+    folder : of the dictionary and of the maps
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._coder, self._whitener = Coder(folder / "dictionary"), Whitener.load(folder / WHITENER)
+        found = self._coder.dictionary
+        atoms = found.atoms @ self._whitener.backward_
+        self.dictionary = replace(found, atoms=np.ascontiguousarray(atoms))
+        self.n_features = found.n_features
+
+    def codes(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return atom (n, k) and coefficient (n, k) of rows."""
+        return self._coder.codes(self._whitener.transform(rows))
+
+    def __call__(self, rows: np.ndarray) -> np.ndarray:
+        """Return the reconstruction of rows (n, n_features)."""
+        return self._whitener.inverse_transform(self._coder(self._whitener.transform(rows)))
+
+
 class Subject:
     """A dictionary on disk, with its encoder.
 
@@ -39,8 +65,9 @@ class Subject:
     """
 
     def __init__(self, folder: Path) -> None:
-        opened = open_reconstruction(folder)
-        if not isinstance(opened, Coder | SparseAutoencoder):
+        whitened = (folder / WHITENER).exists()
+        opened = WhitenedCoder(folder) if whitened else open_reconstruction(folder)
+        if not isinstance(opened, Coder | SparseAutoencoder | WhitenedCoder):
             raise TypeError(f"{folder} is neither a dictionary nor an autoencoder")
         self.reconstruct = opened
 
@@ -48,7 +75,7 @@ class Subject:
     def atoms(self) -> np.ndarray:
         """Unit rows, (n_atoms, n_features)."""
         given = self.reconstruct
-        atoms = given.dictionary.atoms if isinstance(given, Coder) else given.tensors["W_dec"]
+        atoms = given.tensors["W_dec"] if isinstance(given, SparseAutoencoder) else given.dictionary.atoms
         return np.asarray(atoms / np.linalg.norm(atoms, axis=1, keepdims=True), np.float32)
 
     def codes(self, rows: np.ndarray) -> sp.csr_array:

@@ -14,6 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from dbksvd_dask.kernels.blas import one_blas_thread
+from dbksvd_dask.kernels.products import tile_products
+from dbksvd_dask.plan.units import grid_tiles
 
 # Smallest variance of a direction, as a share of the mean: below it lies what the samples do not use.
 LEAST_VARIANCE = 1e-3
@@ -66,3 +68,22 @@ def whitening(total: np.ndarray, exponent: float, dtype: np.dtype) -> Whitening:
     factors /= np.sqrt(float((np.square(factors) * np.maximum(variances, 0)).mean()) or 1.0)
     forward = np.dot(directions * factors, directions.T)
     return Whitening(forward.astype(dtype), np.dot(directions / factors, directions.T))
+
+
+@one_blas_thread
+def mapped_rows(Y: np.ndarray, W: np.ndarray, first: int = 0) -> np.ndarray:
+    """Return ``Y W``, each row with the same bits wherever its source is cut: (n, d).
+
+    Parameters
+    ----------
+    Y : (n, d) centred samples;  W : (d, d) in their precision
+    first : index in their source of the first of them
+    """
+    n, d = Y.shape
+    out = np.empty_like(Y)
+    tiles = grid_tiles(n, first, d * d)
+    buffer = np.empty(max((tile.height for tile in tiles), default=0) * d, Y.dtype)
+    across = np.ascontiguousarray(W.T)
+    for tile in tiles:
+        out[tile.start : tile.stop] = tile_products(Y[tile.start : tile.stop], across, tile, buffer)
+    return out
