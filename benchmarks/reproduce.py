@@ -24,21 +24,29 @@ from matplotlib.figure import Figure
 
 from benchmarks import encoders, network_table, paper_timing, peers, quality
 
-STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#222}
-table{border-collapse:collapse;margin:1rem 0;font-size:.85rem}td,th{border-bottom:1px solid #ccc;
-padding:.25rem .6rem;text-align:right}td:first-child,th:first-child{text-align:left}svg{max-width:100%;height:auto}
+STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:80rem;margin:2rem auto;padding:0 1rem;color:#222}
+table{display:block;overflow-x:auto;border-collapse:collapse;margin:1rem 0;font-size:.85rem}
+td,th{border-bottom:1px solid #ccc;padding:.25rem .6rem;text-align:right}
+td:first-child,th:first-child{text-align:left;white-space:nowrap}
+td{font-variant-numeric:tabular-nums}svg{max-width:100%;height:auto}
 code{background:#f3f3f3;padding:.1rem .3rem}.note{color:#555}"""
 
 
+def cell_html(text: str) -> str:
+    """One cell of a Markdown table."""
+    inner = text.removeprefix("**").removesuffix("**")
+    return f"<b>{escape(inner)}</b>" if text.startswith("**") else escape(text)
+
+
 def html_table(markdown: str) -> str:
-    """Markdown tables as HTML; other lines as paragraphs."""
+    """Markdown tables as HTML, with what is bold; other lines as paragraphs."""
     out: list[str] = []
     rows: list[list[str]] = []
 
     def flush() -> None:
         if rows:
             head = "".join(f"<th>{escape(cell)}</th>" for cell in rows[0])
-            body = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>" for row in rows[2:])
+            body = "".join("<tr>" + "".join(f"<td>{cell_html(c)}</td>" for c in row) + "</tr>" for row in rows[2:])
             out.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
             rows.clear()
 
@@ -149,12 +157,14 @@ def network_parts(folder: Path) -> list[tuple[str, str]]:
     parts = []
     for file, title in (("networks.jsonl", "Language models"), ("vision.jsonl", "Vision")):
         lines = network_table.read_lines(folder / file)
-        body = [html_table(network_table.table(lines).replace("**", ""))] if lines else []
+        body = []
         for setting in network_table.settings(lines):
             figures = [network_table.figure(lines, setting), network_table.histograms(lines, setting)]
             model, hook, n_atoms, rows = setting
             body.append(f"<h3>{escape(f'{model}, {hook}, {n_atoms} atoms, {rows:,} training rows')}</h3>")
             body += [svg(figure) for figure in figures if figure is not None]
+            here = [line for line in lines if network_table.setting_of(line) == setting]
+            body.append(html_table(network_table.table(here)))
         if body:
             parts.append((title, "".join(body)))
     return parts
