@@ -195,7 +195,12 @@ def figure(lines: list[dict[str, Any]], setting: tuple[Any, ...]) -> Figure:
         ax.grid(alpha=0.3)
     named = {text: handle for ax in axes for handle, text in zip(*ax.get_legend_handles_labels(), strict=True)}
     drawn.legend(
-        named.values(), named, loc="outside lower center", ncols=max(1, min(6, len(named))), fontsize=8, frameon=False
+        named.values(),
+        named,
+        loc="outside lower center",
+        ncols=max(1, min(6, len(named))),
+        fontsize=8,
+        frameon=False,
     )
     return drawn
 
