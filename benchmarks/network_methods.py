@@ -20,8 +20,9 @@ import numpy as np
 from benchmarks import peer_itda
 from benchmarks.common import Stopwatch, unit_atoms
 from benchmarks.peer_base import mean_norm
-from dbksvd_dask import DBKSVD, Dictionary, save_dictionary
+from dbksvd_dask import DBKSVD, Dictionary, fit_linear_encoder, save_dictionary
 from dbksvd_dask.evaluate.metrics import variance_explained
+from dbksvd_dask.export.saelens import export_linear
 from dbksvd_dask.fit.trainer import Trainer
 from dbksvd_dask.graph.sources import ArraySource
 from dbksvd_dask.kernels.moments import moments
@@ -102,7 +103,7 @@ class Method(NamedTuple):
 # -- ours ------------------------------------------------------------------------------------------------
 
 
-def fit_ours(training: Training, folder: Path, recipe: str | None = None, **changes: Any) -> None:
+def fit_model(training: Training, recipe: str | None = None, **changes: Any) -> DBKSVD:
     """Fit by a recipe or with given parameters, on one thread."""
     common = {"seed": training.seed, "device": "cpu", **changes}
     if recipe != "recover":  # its iterations follow from its growth
@@ -112,7 +113,20 @@ def fit_ours(training: Training, folder: Path, recipe: str | None = None, **chan
     with dask.config.set(scheduler="synchronous"):
         model.fit(training.rows)
     training.notes |= {"n_iter": model.n_iter_, "recipe": recipe, "changes": {**changes}}
-    model.save(folder)
+    return model
+
+
+def fit_ours(training: Training, folder: Path, recipe: str | None = None, **changes: Any) -> None:
+    """Fit, and write the dictionary, which encodes as the fit has it."""
+    fit_model(training, recipe, **changes).save(folder)
+
+
+def fit_linear(training: Training, folder: Path, recipe: str) -> None:
+    """Fit, then a linear encoder to the codes of one pursuit; written as SAELens has a JumpReLU autoencoder."""
+    model = fit_model(training, recipe)
+    with dask.config.set(scheduler="synchronous"):
+        encoder = fit_linear_encoder(model, training.rows, encode="plain")
+    export_linear(encoder, folder, model_name="benchmark", hook_name="benchmark")
 
 
 def project_to_start(atoms: np.ndarray, start: np.ndarray, least: float = SOFT_FROZEN) -> np.ndarray:
@@ -266,6 +280,9 @@ METHODS: dict[str, Method] = {
     "DB-KSVD": Method(partial(fit_ours, recipe="reconstruct"), "recipe reconstruct"),
     "DB-KSVD Matryoshka": Method(partial(fit_ours, groups="exponential"), "exponential groups, one pursuit"),
     "DB-KSVD read": Method(partial(fit_ours, recipe="read"), "recipe read: non-negative, staged groups"),
+    "DB-KSVD read, linear": Method(
+        partial(fit_linear, recipe="read"), "recipe read, codes of one pursuit by one linear step and a threshold"
+    ),
     "DB-KSVD recover": Method(partial(fit_ours, recipe="recover"), "recipe recover: grown, mean sparsity"),
     "TopK SAE": Method(fit_autoencoder, "own encoder", "torch"),
     "BatchTopK SAE": Method(partial(fit_autoencoder, kind="BatchTopKSAE"), "own encoder", "torch"),

@@ -13,7 +13,7 @@ from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.linear import LinearEncoder
 from dbksvd_dask.plan import seeds, units
-from dbksvd_dask.plan.params import DEVICES, check_choice, check_integer
+from dbksvd_dask.plan.params import DEVICES, ENCODES, check_choice, check_integer
 from dbksvd_dask.store.runs import as_dictionary
 
 # What computes (kernels, graphs, codes) is imported in the functions that use it, and loads with the first call.
@@ -97,7 +97,13 @@ def encode(
 
 
 def fit_linear_encoder(
-    dictionary: Any, Y: Any, *, n_rows: int = LINEAR_ROWS, chunk_size: int = 8192, seed: int = 0
+    dictionary: Any,
+    Y: Any,
+    *,
+    n_rows: int = LINEAR_ROWS,
+    chunk_size: int = 8192,
+    seed: int = 0,
+    encode: str | None = None,
 ) -> LinearEncoder:
     """Fit an encoder of one linear step and a threshold to the codes of a dictionary.
 
@@ -115,6 +121,8 @@ def fit_linear_encoder(
         Samples per task. The last bits of the result depend on it.
     seed : int, default 0
         Of the draw.
+    encode : {"plain", "staged"}, optional
+        The codes to imitate: those of one pursuit over all atoms, or of the groups in order; default: as fitted.
 
     Returns
     -------
@@ -135,6 +143,8 @@ def fit_linear_encoder(
     from dbksvd_dask.graph.linear import fit_linear
 
     found = as_dictionary(dictionary)
+    if encode is not None:
+        check_choice("encode", encode, ENCODES)
     source = as_source(Y, check_integer("chunk_size", chunk_size, 1))
     check_width(source, found.n_features, "Y")
     n = min(check_integer("n_rows", n_rows, 1), source.n_samples)
@@ -144,7 +154,7 @@ def fit_linear_encoder(
             f"{found.n_features} or more, better ten times as many"
         )
     rows = np.sort(seeds.generator(seed, seeds.LINEAR).permutation(source.n_samples)[:n])
-    linear = fit_linear(source, rows, found, chunk_size)
+    linear = fit_linear(source, rows, found, chunk_size, {"encode": encode})
     return LinearEncoder(found, *linear, n_rows=n)
 
 

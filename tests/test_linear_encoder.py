@@ -68,6 +68,16 @@ def test_signed_dictionaries_have_two_latents_per_atom(samples):
     assert (X.data < 0).any()
 
 
+def test_codes_of_one_pursuit_can_be_imitated_where_the_fit_has_groups(samples):
+    model = DBKSVD(24, 4, n_iter=6, nonneg=True, groups=(6, 18), encode="staged", validation=0).fit(samples)
+    plain, staged = (fit_linear_encoder(model, samples, encode=encode) for encode in ("plain", "staged"))
+    assert plain.W.tobytes() != staged.W.tobytes()
+    assert staged.W.tobytes() == fit_linear_encoder(model, samples).W.tobytes()
+    same = fit_linear_encoder(model.set_params(encode="plain"), samples)
+    assert plain.W.tobytes() == same.W.tobytes()
+    assert plain.threshold.tobytes() == same.threshold.tobytes()
+
+
 def test_weights_of_a_frequency_prior_are_imitated_too(samples):
     model = DBKSVD.recipe("recover", 24, 3, n_iter=16, validation=0, output="sparse").fit(samples)
     encoder = fit_linear_encoder(model, samples)
@@ -77,6 +87,8 @@ def test_weights_of_a_frequency_prior_are_imitated_too(samples):
 def test_bad_input_is_refused_in_one_line(model, samples):
     with pytest.raises(InputError, match=r"10 samples are fewer than the 16 features"):
         fit_linear_encoder(model, samples, n_rows=10)
+    with pytest.raises(InputError, match=r"encode='flat' is not known"):
+        fit_linear_encoder(model, samples, encode="flat")
     with pytest.raises(InputError, match=r"Y has 8 features"):
         fit_linear_encoder(model, samples[:, :8])
     with pytest.raises(InputError, match=r"n_rows=0 is too small"):

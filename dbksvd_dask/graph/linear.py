@@ -6,7 +6,7 @@ rows, so the result depends on the rows and their cut into blocks alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,15 +22,18 @@ from dbksvd_dask.kernels import chunk, linear
 from dbksvd_dask.plan.units import split_rows
 
 
-def fit_linear(source: Source, rows: np.ndarray, dictionary: Dictionary, chunk_size: int) -> linear.LinearMap:
+def fit_linear(
+    source: Source, rows: np.ndarray, dictionary: Dictionary, chunk_size: int, given: Mapping[str, Any]
+) -> linear.LinearMap:
     """Return the linear map fitted to the codes of some rows, on the current scheduler.
 
     Parameters
     ----------
     rows : (n,) int64, in ascending order
     chunk_size : rows of a task
+    given : in what the codes differ from those of the fit; some of `plan.encoder.CHOOSABLE`
     """
-    how = plan_encoding(dictionary)
+    how = plan_encoding(dictionary, given=given)
 
     def total(label: str, function: Callable[..., Any], *arguments: Any) -> Any:
         def build() -> Delayed:

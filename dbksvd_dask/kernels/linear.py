@@ -179,7 +179,11 @@ def with_thresholds(linear: LinearMap, bins: BinSums, counts: np.ndarray, typica
     inside = np.where(above > 0, bins.n[rows, np.maximum(above - 1, 0)], 0.0)
     share = np.where(inside > 0, np.clip(missing / np.maximum(inside, 1.0), 0.0, 1.0), 0.0)
     threshold = np.where(above > 0, above - share, 0.0) * typical / BINS_PER_TYPICAL
-    slope, offset = _lines(*(part[rows, above] for part in from_here))
+    at = BinSums(*(part[rows, above] for part in from_here))
+    slope, offset = _lines(*at)
+    # a line that is negative at the threshold would silence samples above it; one through zero silences none
+    steep = threshold * slope + offset <= 0
+    slope, offset = np.where(steep, _slopes(at), slope), np.where(steep, 0.0, offset)
     dead = counts == 0
     slope, offset = np.where(dead, 0.0, slope), np.where(dead, 0.0, offset)
     return LinearMap(
@@ -199,6 +203,12 @@ def _lines(
     usable = (n >= FEWEST_FOR_LINE) & (covariance > 0) & (variance > 1e-12 * zz / n_safe)
     slope = np.where(usable, covariance / np.where(usable, variance, 1.0), 1.0)
     return slope, np.where(usable, (x - slope * z) / n_safe, 0.0)
+
+
+def _slopes(at: BinSums) -> np.ndarray:
+    """Return the slope of x over z by least squares through zero; 1 where that is not positive."""
+    usable = (at.xz > 0) & (at.zz > 0)
+    return np.where(usable, at.xz / np.where(usable, at.zz, 1.0), 1.0)
 
 
 @one_blas_thread

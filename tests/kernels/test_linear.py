@@ -56,6 +56,20 @@ def test_a_latent_fires_as_often_as_in_the_codes_and_a_dead_one_never(codes):
     np.testing.assert_allclose(acts, naive.jump_relu(Y, *last), atol=1e-5)
 
 
+def test_a_line_that_is_negative_at_the_threshold_gives_way_to_one_through_zero(rng):
+    # pre-activations and codes that are zero for most samples far above the threshold
+    Y = rng.uniform(0, 4, (2000, 1)).astype(np.float32)
+    X = np.where(Y > 3, 4 * (Y - 3), 0) * (rng.random(Y.shape) < 0.9) + 0.01 * (rng.random(Y.shape) < 0.3)
+    latent, value = np.where(X > 0, 0, -1).astype(np.int32), X.astype(np.float32)
+    first, last = fitted(Y, latent, value, 1)
+    Z = Y @ first.W.T + first.b
+    given = (Z, X, linear.N_BINS, linear.BINS_PER_TYPICAL, linear.FEWEST_FOR_LINE)
+    threshold, slope, offset = naive.thresholds(*given)
+    assert offset[0] == 0 < threshold[0]
+    np.testing.assert_allclose(last.W, first.W * slope[:, None], rtol=1e-4)
+    assert (linear.activations(Y, last) > 0).sum() == pytest.approx((X > 0).sum(), rel=0.02)
+
+
 def test_sums_of_two_parts_are_those_of_the_whole(codes):
     Y, latent, value = codes
     whole = linear.code_sums(Y, latent, value, 4)

@@ -34,6 +34,9 @@ def thresholds(Z, X, n_bins, bins_per_typical, fewest):
         slope, offset = 1.0, 0.0
         if fires.sum() >= fewest and np.cov(x[fires], z[fires])[0, 1] > 0:
             slope, offset = np.polyfit(z[fires], x[fires], 1)
+        if threshold * slope + offset <= 0:  # would silence samples above the threshold
+            product = (x[fires] * z[fires]).sum()
+            slope, offset = (product / (z[fires] ** 2).sum() if product > 0 else 1.0), 0.0
         out.append((threshold, slope, offset))
     return np.array(out).T
 
