@@ -51,7 +51,8 @@ BASELINES = ("soft-frozen", "random", RAW)
 LOOKS = {
     "DB-KSVD": ("-", "o", "#08519c"),
     "DB-KSVD Matryoshka": ("-", "s", "#4292c6"),
-    "DB-KSVD read": ("-", "^", "#41ab5d"),
+    "DB-KSVD read": ("-", "^", "#74c476"),
+    "DB-KSVD read, linear": ("-", "v", "#238b45"),
     "DB-KSVD recover": ("-", "D", "#00876c"),
     "TopK SAE": ("--", "o", "#d94801"),
     "BatchTopK SAE": ("--", "s", "#a50f15"),
