@@ -45,6 +45,7 @@ COLUMNS = (
     Column("coherence", "coherence", 3, False),
     Column("cpu_s", "CPU s", 0, False),
 )
+RAW_LABEL = "raw activations"
 # Reference lines, which compete for no column.
 BASELINES = ("soft-frozen", "random", RAW)
 # Line, marker and colour of a method in every figure: one hue for a family.
@@ -185,7 +186,7 @@ def figure(lines: list[dict[str, Any]], setting: tuple[Any, ...]) -> Figure:
                 ax.errorbar(k, value, yerr=spread, capsize=2, label=method, **look(method))
         raw = [cell[name] for key, cell in found.items() if key[5] == RAW and name in cell]
         if raw:
-            ax.axhline(raw[0], color="0.2", linewidth=1, linestyle=(0, (1, 1)), label="raw activations")
+            ax.axhline(raw[0], color="0.2", linewidth=1, linestyle=(0, (1, 1)), label=RAW_LABEL)
         _limit(ax, found, name, raw)
         ax.set_title(title, fontsize=9)
         ax.set_xlabel("k")
@@ -194,16 +195,21 @@ def figure(lines: list[dict[str, Any]], setting: tuple[Any, ...]) -> Figure:
             ax.set_xlim(ks[0] - len(methods) / 2 - 1, ks[0] + len(methods) / 2 + 1)
         ax.tick_params(labelsize=8)
         ax.grid(alpha=0.3)
-    named = {text: handle for ax in axes for handle, text in zip(*ax.get_legend_handles_labels(), strict=True)}
-    drawn.legend(
-        named.values(),
-        named,
-        loc="outside lower center",
-        ncols=max(1, min(6, len(named))),
-        fontsize=8,
-        frameon=False,
-    )
+    _legend(drawn)
     return drawn
+
+
+def _legend(drawn: Figure) -> None:
+    """One legend below all panels, in the order of the tables, in as many columns as fit."""
+    pairs = (zip(*ax.get_legend_handles_labels(), strict=True) for ax in drawn.axes)
+    named = {text: handle for some in pairs for handle, text in some}
+    order = [
+        *in_order(text for text in named if text != RAW_LABEL),
+        *(text for text in named if text == RAW_LABEL),
+    ]
+    columns = max(1, min(6, len(named), int(drawn.get_figwidth() / 1.9)))
+    handles = [named[text] for text in order]
+    drawn.legend(handles, order, loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
 
 
 def _measured(cell: dict[str, Any]) -> bool:
@@ -257,8 +263,7 @@ def histograms(lines: list[dict[str, Any]], setting: tuple[Any, ...]) -> Figure 
         ax.tick_params(labelsize=8)
         ax.grid(alpha=0.3)
     axes[0].set_ylabel("atoms")
-    named = {text: handle for ax in axes for handle, text in zip(*ax.get_legend_handles_labels(), strict=True)}
-    drawn.legend(named.values(), named, loc="outside lower center", ncols=5, fontsize=8, frameon=False)
+    _legend(drawn)
     return drawn
 
 
