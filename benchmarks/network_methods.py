@@ -32,7 +32,7 @@ from dbksvd_dask.store.atomic import write_json
 
 # Cosine of a soft-frozen atom with its random start, at least.
 SOFT_FROZEN = 0.8
-LEARNING_RATES = (3e-4, 1e-3, 3e-3)
+LEARNING_RATES = (3e-4, 1e-3, 3e-3, 1e-2)
 # Rows of ITDA, whose paper needs a hundredth of an autoencoder's; the search for a threshold reads them six times.
 ITDA_ROWS = 100_000
 # Share of an autoencoder's steps over which its learning rate falls to zero.

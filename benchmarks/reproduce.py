@@ -2,10 +2,12 @@
 
     python -m benchmarks.reproduce page.html --size small --tokens wordnet_tokens_l4.zarr \
         --sentences wordnet_sentences.zarr --patches photo_patches.zarr
-    python -m benchmarks.reproduce page.html --from results      # only lay out what was measured before
+    python -m benchmarks.reproduce page.html --from results      # measure only what is missing there
+    python -m benchmarks.reproduce page.html --from benchmarks/results --measure nothing
 
 Each part is one of the programs in benchmarks/, run one after the other; its JSON goes to the folder `--from`
-(default: `results` beside the page) and is not measured again while it is there. docs/data.md says how to make the
+(default: `results` beside the page), as `peers.json` or `peers_small.json`, and is not measured again while it is
+there; `--measure nothing` lays out what is there and leaves the rest out. docs/data.md says how to make the
 stores; without them the rows are made up. Real networks take hours: `networks.jsonl` and `vision.jsonl` of
 `benchmarks.networks` and `benchmarks.vision` are laid out where they lie in that folder.
 """
@@ -24,21 +26,29 @@ from matplotlib.figure import Figure
 
 from benchmarks import encoders, network_table, paper_timing, peers, quality
 
-STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#222}
-table{border-collapse:collapse;margin:1rem 0;font-size:.85rem}td,th{border-bottom:1px solid #ccc;
-padding:.25rem .6rem;text-align:right}td:first-child,th:first-child{text-align:left}svg{max-width:100%;height:auto}
+STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:80rem;margin:2rem auto;padding:0 1rem;color:#222}
+table{display:block;overflow-x:auto;border-collapse:collapse;margin:1rem 0;font-size:.85rem}
+td,th{border-bottom:1px solid #ccc;padding:.25rem .6rem;text-align:right}
+td:first-child,th:first-child{text-align:left;white-space:nowrap}
+td{font-variant-numeric:tabular-nums}svg{max-width:100%;height:auto}
 code{background:#f3f3f3;padding:.1rem .3rem}.note{color:#555}"""
 
 
+def cell_html(text: str) -> str:
+    """One cell of a Markdown table."""
+    inner = text.removeprefix("**").removesuffix("**")
+    return f"<b>{escape(inner)}</b>" if text.startswith("**") else escape(text)
+
+
 def html_table(markdown: str) -> str:
-    """Markdown tables as HTML; other lines as paragraphs."""
+    """Markdown tables as HTML, with what is bold; other lines as paragraphs."""
     out: list[str] = []
     rows: list[list[str]] = []
 
     def flush() -> None:
         if rows:
             head = "".join(f"<th>{escape(cell)}</th>" for cell in rows[0])
-            body = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>" for row in rows[2:])
+            body = "".join("<tr>" + "".join(f"<td>{cell_html(c)}</td>" for c in row) + "</tr>" for row in rows[2:])
             out.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
             rows.clear()
 
@@ -121,7 +131,7 @@ def trends(result: dict[str, Any]) -> list[str]:
 
 
 def gather(folder: Path, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Results of every part: from the folder if it is there, else measured now."""
+    """Results of every part: from the folder if it is there, else measured now or left out."""
 
     def with_data(*pairs: tuple[str, str | None]) -> list[str]:
         return [word for flag, value in pairs if value for word in (flag, value)]
@@ -139,6 +149,11 @@ def gather(folder: Path, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     for name, (program, words) in commands.items():
         path = folder / f"{name}.json"
         if not path.exists():
+            path = folder / f"{name}_{args.size}.json"
+        if not path.exists():
+            if args.measure == "nothing":
+                continue
+            path = folder / f"{name}.json"
             program(["--size", args.size, "--out", str(path), *words])
         results[name] = json.loads(path.read_text())
     return results
@@ -149,12 +164,14 @@ def network_parts(folder: Path) -> list[tuple[str, str]]:
     parts = []
     for file, title in (("networks.jsonl", "Language models"), ("vision.jsonl", "Vision")):
         lines = network_table.read_lines(folder / file)
-        body = [html_table(network_table.table(lines).replace("**", ""))] if lines else []
+        body = []
         for setting in network_table.settings(lines):
             figures = [network_table.figure(lines, setting), network_table.histograms(lines, setting)]
             model, hook, n_atoms, rows = setting
             body.append(f"<h3>{escape(f'{model}, {hook}, {n_atoms} atoms, {rows:,} training rows')}</h3>")
             body += [svg(figure) for figure in figures if figure is not None]
+            here = [line for line in lines if network_table.setting_of(line) == setting]
+            body.append(html_table(network_table.table(here)))
         if body:
             parts.append((title, "".join(body)))
     return parts
@@ -162,26 +179,31 @@ def network_parts(folder: Path) -> list[tuple[str, str]]:
 
 def page(results: dict[str, dict[str, Any]], folder: Path) -> str:
     """Everything as one HTML page without outside resources."""
-    q = results["quality"]
-    setting = results["peers"]
-    said = "".join(f"<li>{escape(line)}</li>" for line in trends(q))
-    parts = [
-        ("Time to quality", html_table(peers.table(setting)) + peer_curves(setting)),
-        ("Encoders", html_table(encoders.table(results["encoders"]))),
-        ("One iteration at the paper's sizes", html_table(paper_timing.table(results["paper_timing"]))),
-        ("Convergence", convergence_curves(q)),
-        ("Coherence", coherence_histograms(q)),
-        ("Variance explained, probing, autointerpretation", html_table(quality.table(q))),
-        *network_parts(folder),
-        ("Against the trends of the paper", f"<ul>{said}</ul>"),
-    ]
+
+    def said(q: dict[str, Any]) -> str:
+        return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in trends(q)) + "</ul>"
+
+    known: tuple[tuple[str, str, Callable[[dict[str, Any]], str]], ...] = (
+        ("peers", "Time to quality", lambda r: html_table(peers.table(r)) + peer_curves(r)),
+        ("encoders", "Encoders", lambda r: html_table(encoders.table(r))),
+        ("paper_timing", "One iteration at the paper's sizes", lambda r: html_table(paper_timing.table(r))),
+        ("quality", "Convergence", convergence_curves),
+        ("quality", "Coherence", coherence_histograms),
+        ("quality", "Variance explained, probing, autointerpretation", lambda r: html_table(quality.table(r))),
+    )
+    parts = [(title, lay_out(results[name])) for name, title, lay_out in known if name in results]
+    parts += network_parts(folder)
+    if "quality" in results:
+        parts.append(("Against the trends of the paper", said(results["quality"])))
     sections = "".join(f"<h2>{escape(title)}</h2>{body}" for title, body in parts)
-    sizes = ", ".join(f"{name}: {result['size']}" for name, result in results.items())
-    machine = escape(json.dumps(setting["machine"]))
+    sizes = "; ".join(
+        f"{name}: {result['size']} <code>{escape(json.dumps(result['machine']))}</code>"
+        for name, result in results.items()
+    )
     return (
         f"<!doctype html><html lang='en'><meta charset='utf-8'><title>DB-KSVD: results</title>"
-        f"<style>{STYLE}</style><h1>DB-KSVD: results</h1><p class='note'>Sizes: {escape(sizes)}. "
-        f"Machine: <code>{machine}</code></p>{sections}</html>"
+        f"<style>{STYLE}</style><h1>DB-KSVD: results</h1>{sections}"
+        f"<p class='note'>Sizes and machines. {sizes}</p></html>"
     )
 
 
@@ -195,6 +217,12 @@ def main(argv: list[str] | None = None) -> Path:
     parser.add_argument("page", type=Path)
     parser.add_argument("--size", choices=("tiny", "small", "paper"), default="small")
     parser.add_argument("--from", dest="folder", type=Path, help="folder of results")
+    parser.add_argument(
+        "--measure",
+        choices=("missing", "nothing"),
+        default="missing",
+        help="what is missing in the folder, or nothing (default: %(default)s)",
+    )
     for store in ("tokens", "sentences", "patches"):
         parser.add_argument(f"--{store}", help="store; made-up rows without it")
     args = parser.parse_args(argv)

@@ -112,6 +112,15 @@ def test_table_marks_the_leader_of_a_column_and_no_baseline():
     assert len(network_table.figure(lines, ("m", "h", 4, 10)).axes) == 2
 
 
+def test_a_baseline_far_below_is_named_and_leaves_the_range_to_the_others():
+    setting = {"model": "m", "hook": "h", "n_atoms": 4, "rows": 10, "k": 2, "seed": 0, "part": "loss"}
+    values = {"DB-KSVD": 0.95, "TopK SAE": 0.93, "soft-frozen": 0.925, "random": -0.3}
+    lines = [{**setting, "method": method, "recovered_mean": value} for method, value in values.items()]
+    (ax,) = network_table.figure(lines, ("m", "h", 4, 10)).axes
+    assert 0.9 < ax.get_ylim()[0] < 0.925
+    assert [text.get_text() for text in ax.texts] == ["below: random -0.30"]
+
+
 def test_several_seeds_give_mean_and_spread():
     setting = {"model": "m", "hook": "h", "n_atoms": 4, "rows": 10, "k": 2, "method": "DB-KSVD"}
     lines = [{**setting, "seed": s, "part": "variance", "variance_explained": v} for s, v in ((0, 0.4), (1, 0.6))]
