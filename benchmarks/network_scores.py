@@ -43,8 +43,9 @@ class WhitenedCoder:
     def __init__(self, folder: Path) -> None:
         self._coder, self._whitener = Coder(folder / "dictionary"), Whitener.load(folder / WHITENER)
         found = self._coder.dictionary
-        atoms = found.atoms @ self._whitener.backward_
-        self.dictionary = replace(found, atoms=np.ascontiguousarray(atoms))
+        back = self._whitener.backward_
+        mean = self._whitener.mean_ + (0 if found.mean is None else found.mean @ back)
+        self.dictionary = replace(found, atoms=np.ascontiguousarray(found.atoms @ back), mean=mean)
         self.n_features = found.n_features
 
     def codes(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -54,6 +54,7 @@ LOOKS = {
     "DB-KSVD Matryoshka": ("-", "s", "#4292c6"),
     "DB-KSVD read": ("-", "^", "#74c476"),
     "DB-KSVD read, linear": ("-", "v", "#238b45"),
+    "DB-KSVD whitened": ("-", "P", "#54278f"),
     "DB-KSVD recover": ("-", "D", "#00876c"),
     "TopK SAE": ("--", "o", "#d94801"),
     "BatchTopK SAE": ("--", "s", "#a50f15"),
