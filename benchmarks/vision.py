@@ -30,7 +30,7 @@ from dbksvd_dask.evaluate.features import CodeFeatures
 from dbksvd_dask.evaluate.metrics import fvu, variance_explained
 from dbksvd_dask.evaluate.probing import probe
 from dbksvd_dask.kernels.moments import moments
-from dbksvd_dask.lm.reconstruct import Coder
+from dbksvd_dask.lm.reconstruct import Coder, SparseAutoencoder
 from dbksvd_dask.store.reader import open_aligned, open_rows
 
 K_SP = (1, 2, 5)
@@ -86,7 +86,7 @@ class Features:
 def pursuit(subject: Subject, k: int) -> Coder:
     """Return matching pursuit with the atoms of a dictionary, or of an autoencoder's decoder."""
     given = subject.reconstruct
-    mean = given.dictionary.mean if isinstance(given, Coder) else given.tensors["b_dec"]
+    mean = given.tensors["b_dec"] if isinstance(given, SparseAutoencoder) else given.dictionary.mean
     return Coder(Dictionary(subject.atoms, mean, {"n_atoms": len(subject.atoms), "k": k}))
 
 
