@@ -225,9 +225,9 @@ def test_errors_write_terminal_codes_of_file_names_out(tmp_path, capsys):
 
 
 def test_log_lines_of_commands_are_safe():
-    from dbksvd_dask.cli.main import _SafeLines
+    from dbksvd_dask.cli.main import _SafeLines, cli
 
     record = logging.LogRecord("x", logging.INFO, "f", 1, "at %s: %s", ("http://a:b@c", HOSTILE), None)
-    text = _SafeLines("%(message)s").format(record)
+    text = _SafeLines("%(message)s", cli).format(record)
     assert text.startswith(r"at http://***@c: \x1b]0;")
     assert text.isprintable()
