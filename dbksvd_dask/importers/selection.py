@@ -162,7 +162,7 @@ class Selection:
         ledger = atomic.Ledger(self.folder, "block")
         if self._is_scanned(ledger, block):
             return False
-        ledger.unmark(block)  # of findings that were damaged
+        # a marker that has appeared meanwhile stays: another process has scanned the block, too, and relies on it
         ledger.mark(block, self._scan_block(block))
         return True
 

@@ -103,6 +103,27 @@ def test_a_part_begins_with_its_own_share_of_the_first_pass(folder, monkeypatch)
     assert sorted(scattered[:2]) == [3, 4]  # two threads write
 
 
+def test_a_block_that_another_process_scans_at_the_same_time_stays_marked(folder, monkeypatch):
+    """The other process may be about to read the marker, with all blocks done."""
+    is_scanned, scan = selection.Selection._is_scanned, selection.Selection._scan_block
+    there = []
+
+    def another_ends_after_the_look(self, ledger, block):
+        done = is_scanned(self, ledger, block)
+        if not done:
+            ledger.mark(block, scan(self, block))
+        return done
+
+    def scan_and_look(self, block):
+        there.append(block in atomic.Ledger(self.folder, "block").parts())
+        return scan(self, block)
+
+    monkeypatch.setattr(selection.Selection, "_is_scanned", another_ends_after_the_look)
+    monkeypatch.setattr(selection.Selection, "_scan_block", scan_and_look)
+    run_dropping(folder, "out", part=(1, 1))
+    assert there == [True] * 19
+
+
 @pytest.mark.parametrize("job", ["import", "dropping", "shuffle"])
 def test_parts_of_one_job_never_refuse_each_other_nor_a_whole_one(job, folder):
     """Within the first of two parts: the same part, the other part, and a whole run."""
