@@ -82,9 +82,9 @@ def run_part(job: Divisible, name: str, work: Callable[[], T | None]) -> tuple[T
         if done is not None:
             return done, _publish_last(job, name)
     except (FileNotFoundError, StoreError) as error:
-        gone = paths.is_remote(job.path) or not paths.exists(atomic.aside(job.path))
-        if not (gone and job.is_there()):
-            if paths.is_remote(job.path) or not gone:
+        # with the result published, what is aside is what a process that came too late has begun
+        if not job.is_there():
+            if paths.is_remote(job.path) or paths.exists(atomic.aside(job.path)):
                 raise
             raise StoreError(
                 f"{atomic.aside(job.path)} is gone: another process has finished or discarded this {name}; run "

@@ -14,6 +14,7 @@ from dbksvd_dask import cluster
 from dbksvd_dask.errors import InputError, MismatchError, StoreError
 from dbksvd_dask.events import JobProgress
 from dbksvd_dask.importers import selection
+from dbksvd_dask.jobs._import_job import ImportJob
 from dbksvd_dask.jobs._shuffle_job import ShuffleJob
 from dbksvd_dask.jobs.import_ import import_activations
 from dbksvd_dask.jobs.shuffle import shuffle_activations
@@ -149,6 +150,20 @@ def test_a_part_that_ends_last_leaves_the_publishing_to_whoever_holds_the_target
         result = RUNS[job](folder, "out", part=(2, 2))
     assert (result.finished, result.parts_missing) == (False, ())
     assert RUNS[job](folder, "out", part=(1, 2)).finished  # any part again publishes it
+
+
+@pytest.mark.parametrize(("job", "kind"), [("import", ImportJob), ("shuffle", ShuffleJob)])
+def test_work_torn_by_publishing_is_no_error_though_a_late_part_has_begun_again(job, kind, folder, monkeypatch):
+    init = kind.init
+
+    def torn(self, *arguments):
+        monkeypatch.setattr(kind, "init", init)
+        RUNS[job](folder, "out")
+        (folder / "out" / "s.partial").mkdir()  # of another part, which looked for the result a moment too early
+        raise StoreError("metadata are not those the store was begun with")
+
+    monkeypatch.setattr(kind, "init", torn)
+    assert RUNS[job](folder, "out", part=(1, 2)).finished
 
 
 @pytest.mark.parametrize("step", ["settle", "begin", "_publish"])
