@@ -226,3 +226,12 @@ def test_a_page_of_made_up_tokens_at_tiny_size(tmp_path, capsys):
     assert arrays["positive_token"].shape == (64, 10)
     assert len(arrays["context_value"]) > 0
     assert "64 atoms, 1000 tokens" in capsys.readouterr().out
+
+
+def test_stored_results_under_names_of_their_own_are_laid_out_as_one(tmp_path):
+    for atoms in (4096, 16384):
+        content = {"table": [{"atoms": atoms}], "growth": {"rows": atoms}}
+        (tmp_path / f"paper_timing_{atoms}.json").write_text(json.dumps(content))
+    found = reproduce.stored(tmp_path, "paper_timing")
+    assert found == {"table": [{"atoms": 4096}, {"atoms": 16384}], "growth": {"rows": 16384}}
+    assert reproduce.stored(tmp_path, "peers") is None
