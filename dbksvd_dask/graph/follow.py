@@ -14,6 +14,7 @@ from dbksvd_dask.graph.peers import PeersLostError
 from dbksvd_dask.graph.together import ROUNDS, Together
 from dbksvd_dask.plan.shares import tree_children
 
+FAILED = ("error", "cancelled")
 _ROUND = object()
 # What waits for news of batches, by their names; clients call the same handler for all of them.
 _listening: dict[str, queue.SimpleQueue[Any]] = {}
@@ -36,7 +37,7 @@ def compute(batch: Together, on_round: Callable[[], None] | None = None) -> Outc
             futures[rank].add_done_callback(news.put)
         try:
             rounds = _wait(client, batch, futures[0], news, on_round or _ignore)
-            outcome: Outcome = futures[0].result()
+            outcome = _result(client, batch, futures[0])
         finally:
             # an exception keeps this frame and its futures alive, and with them the remaining tasks
             for future in futures:
@@ -82,9 +83,21 @@ def _wait(
         if item is _ROUND:
             rounds += 1
             on_round()
-        elif item.status != "finished":
+        elif item.status in FAILED:  # a share that is "lost" has ended, and then its worker has left
             item.result()
     return rounds
+
+
+def _result(client: Any, batch: Together, first: Any) -> Outcome:
+    """Fetch what the first share returned; raise if its worker leaves before."""
+    seconds, waiting = run.POLL_SECONDS, False
+    while True:
+        try:
+            outcome: Outcome = first.result(timeout=seconds)
+            return outcome
+        except TimeoutError:  # slow, or lost and without a worker that may do it again
+            waiting = _require_homes(client, batch, waiting)
+            seconds *= 2
 
 
 def _require_homes(client: Any, batch: Together, waited: bool) -> bool:
