@@ -7,6 +7,7 @@ block, stores its findings on disk and can be interrupted like the import itself
 from __future__ import annotations
 
 import io
+import os
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -162,6 +163,8 @@ class Selection:
         ledger = atomic.Ledger(self.folder, "block")
         if self._is_scanned(ledger, block):
             return False
+        if os.path.isdir(ledger.file(block)):  # damaged: a file cannot take its place
+            ledger.unmark(block)
         # a marker that has appeared meanwhile stays: another process has scanned the block, too, and relies on it
         ledger.mark(block, self._scan_block(block))
         return True
