@@ -40,6 +40,8 @@ class Dictionary:
     previous : (n_atoms, n_features) atoms one iteration ago, from which momentum follows, or None
     extra : further attributes (thresholds, stages, provenance)
     weights : (n_atoms,) by which the thresholds of atoms differ when encoding, or None
+    whitening : (n_features, n_features) map to the coordinates in which it encodes (samples times it), or None for
+        those of the samples; atoms, mean and codes are those of the samples as they are
 
     Examples
     --------
@@ -60,6 +62,7 @@ class Dictionary:
     previous: np.ndarray | None = None
     extra: dict[str, Any] = field(default_factory=dict)
     weights: np.ndarray | None = None
+    whitening: np.ndarray | None = None
 
     @property
     def n_atoms(self) -> int:
@@ -123,9 +126,9 @@ class Dictionary:
 
 
 def dictionary_fingerprint(dictionary: Dictionary) -> str:
-    """Return a short text that identifies this dictionary: a digest of its atoms, mean and weights."""
+    """Return a short text that identifies this dictionary: a digest of its arrays that decide codes."""
     digest = hashlib.sha256()
-    for array in (dictionary.atoms, dictionary.mean, dictionary.weights):
+    for array in (dictionary.atoms, dictionary.mean, dictionary.weights, dictionary.whitening):
         if array is not None:
             digest.update(f"{array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()[:32]

@@ -39,6 +39,7 @@ DECODERS = {
     "decoder.weight": "features_first",
     "D": "auto",
 }
+WHITENING = "whitening"
 BIASES = ("b_dec", "mean", "decoder.bias", "bias")
 # Our own folder for Hugging Face.
 HF_CONFIG, HF_WEIGHTS = "config.json", "dictionary.safetensors"
@@ -52,6 +53,7 @@ class _Found:
 
     atoms: npt.NDArray[Any]
     mean: npt.NDArray[Any] | None = None
+    whitening: npt.NDArray[Any] | None = None
     orientation: str = "auto"
     params: dict[str, Any] = field(default_factory=dict)
     about: dict[str, Any] = field(default_factory=dict)
@@ -102,7 +104,13 @@ def load_foreign(
         params["k"] = check_k(k, atoms.shape[0])
     mean = None if found.mean is None else found.mean.astype(np.float64)
     params["center"] = mean is not None
-    return Dictionary(atoms, mean, params, os.path.basename(where), found.iteration, extra=extra)
+    white = found.whitening
+    if white is not None:
+        if white.shape != 2 * atoms.shape[1:] or not np.isfinite(white).all():
+            raise StoreError(f"{where}: `whitening` has shape {white.shape}, or values that are not finite")
+        white = white.astype(atoms.dtype)
+    name = os.path.basename(where)
+    return Dictionary(atoms, mean, params, name, found.iteration, extra=extra, whitening=white)
 
 
 def _find(where: str) -> _Found | Dictionary:
@@ -171,7 +179,7 @@ def _from_tensors(where: str) -> _Found:
     tensors = read_safetensors(where)
     name = next((name for name in DECODERS if name in tensors), None)
     if name is None:
-        matrices = [name for name, tensor in tensors.items() if tensor.ndim == 2]
+        matrices = [name for name, tensor in tensors.items() if tensor.ndim == 2 and name != WHITENING]
         if len(matrices) != 1:
             raise InputError(
                 f"{where} holds the tensors {', '.join(sorted(tensors)) or '(none)'}; a dictionary is looked for "
@@ -179,7 +187,8 @@ def _from_tensors(where: str) -> _Found:
             )
         name = matrices[0]
     bias = next((tensors[b] for b in BIASES if b in tensors and tensors[b].ndim == 1), None)
-    return _Found(tensors[name], bias, DECODERS.get(name, "auto"), about={"format": "safetensors", "tensor": name})
+    about = {"format": "safetensors", "tensor": name}
+    return _Found(tensors[name], bias, tensors.get(WHITENING), DECODERS.get(name, "auto"), about=about)
 
 
 # -------------------------------------------------------------------------------------------------- folders
@@ -226,7 +235,9 @@ def _saelens_found(where: str, config: Mapping[str, Any]) -> _Found:
         atoms = _unstacked(atoms, where)
     mean = tensors.get("b_dec") if ours.get("has_mean", True) else None
     params = dict(ours.get("params") or _params_of(config))
-    return _Found(atoms, mean, "atoms_first", params, about, int(ours.get("iteration", 0)))
+    return _Found(
+        atoms, mean, tensors.get(WHITENING), "atoms_first", params, about, int(ours.get("iteration", 0))
+    )
 
 
 def _params_of(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -41,6 +41,7 @@ _SHOWN_PARAMS = (
     "refit",
     "groups",
     "center",
+    "whiten",
     "batch_size",
     "n_iter",
     "n_rounds",
@@ -101,6 +102,8 @@ def export_huggingface(
         tensors = {"dictionary": np.ascontiguousarray(dictionary.atoms)}
         if dictionary.mean is not None:
             tensors["mean"] = np.ascontiguousarray(dictionary.mean)
+        if dictionary.whitening is not None:
+            tensors["whitening"] = np.ascontiguousarray(dictionary.whitening)
         save_file(tensors, folder / HF_WEIGHTS, {"format": FORMAT})
         names = {"repo_id": repo_id, "model_name": model_name, "hook_name": hook_name}
         write_json(folder / HF_CONFIG, _config(dictionary, encoding_params(dictionary, k), names, figures))

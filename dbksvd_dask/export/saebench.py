@@ -66,6 +66,8 @@ class SAEBenchDictionary(nn.Module):
         # SAEBench casts weights to the dtype of the model; the encoder keeps the exact ones
         atoms = np.ascontiguousarray(dictionary.atoms)
         self._atoms, self._mean = torch.from_numpy(atoms.copy()), torch.from_numpy(mean_of(dictionary).copy())
+        white = dictionary.whitening
+        self._whitening = None if white is None else torch.from_numpy(white.copy())
         W_dec = torch.from_numpy(stack(atoms) if self.stacked else atoms.copy())
         self.W_dec = nn.Parameter(W_dec, requires_grad=False)
         self.W_enc = nn.Parameter(W_dec.T.contiguous(), requires_grad=False)
@@ -93,7 +95,7 @@ class SAEBenchDictionary(nn.Module):
     def encode(self, x: torch.Tensor) -> torch.Tensor:
         """Encode samples: (..., n_features) to (..., n_latents), none negative."""
         self._atoms, self._mean = self._atoms.to(x.device), self._mean.to(x.device)
-        acts = self.pursuit(x.to(self._atoms.dtype) - self._mean, self._atoms)
+        acts = self.pursuit(x.to(self._atoms.dtype) - self._mean, self._atoms, self._whitening)
         if self.stacked:
             acts = torch.cat([acts.clamp(min=0), (-acts).clamp(min=0)], dim=-1)
         return acts.to(self.dtype)

@@ -121,9 +121,10 @@ def export_saelens(
     density = None if codes is None else log10_density(codes, dictionary, stacked=stacked)
     config = saelens_config(dictionary, spec, form, names, encoding_params(dictionary, k))
     config["metadata"].update(metadata or {})
+    kept = {} if dictionary.whitening is None or form != "plugin" else {"whitening": dictionary.whitening}
     with new_folder(path, overwrite=overwrite) as folder:
-        write_weights(folder, dictionary, config, density, stacked=stacked)
-    notes = _notes(spec, form)
+        write_weights(folder, dictionary, config, density, stacked=stacked, encoder=kept)
+    notes = _notes(dictionary, spec, form)
     for note in notes if form == "builtin" else ():
         log.warning("%s: %s", os.fspath(path), note)
     return ExportResult(os.fspath(path), config["architecture"], config["d_sae"], stacked, notes)
@@ -220,7 +221,8 @@ def saelens_config(
     stacked = form == "builtin" and not spec.nonneg
     common = _common_config(dictionary, form, names, params, stacked=stacked)
     if form == "plugin":
-        return {**common, "architecture": PLUGIN_ARCHITECTURE, **spec._asdict()}
+        whitened = dictionary.whitening is not None
+        return {**common, "architecture": PLUGIN_ARCHITECTURE, **spec._asdict(), "whitened": whitened}
     return {
         **common,
         "architecture": "matching_pursuit",
@@ -275,12 +277,18 @@ def _provenance(dictionary: Dictionary, form: str, params: Mapping[str, Any], *,
     }
 
 
-def _notes(spec: EncodeSpec, form: str) -> tuple[str, ...]:
+def _notes(dictionary: Dictionary, spec: EncodeSpec, form: str) -> tuple[str, ...]:
     """Say how the encoder of SAELens differs from the one the dictionary was fitted with."""
     if form == "plugin":
         return (f"before SAE.load_from_disk, import {PLUGIN_MODULE}: it registers the encoder",)
     plain = "; use form='plugin' to keep it"
     notes = []
+    if dictionary.whitening is not None:
+        notes.append(
+            "SAELens encodes samples as they are, this dictionary whitened ones, and loses more than a little without"
+            + plain
+            + ", or a linear encoder (`--linear`, `fit_linear_encoder`)"
+        )
     if spec.encoder != "mp":
         fitted = f"this dictionary was fitted with {spec.encoder!r}"
         notes.append(f"SAELens encodes with plain matching pursuit, {fitted}" + plain)

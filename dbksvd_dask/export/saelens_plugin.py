@@ -37,6 +37,7 @@ class DBKSVDSAEConfig(SAEConfig):
     min_coefficient : stop when the next coefficient is below this
     rtol : stop when the residual norm falls to this part of the sample's
     stages : groups offered in order, each [first atom, end, most nonzeros]; empty: all atoms at once
+    whitened : encode in the coordinates to which the weight `whitening` maps samples
     """
 
     k: int = 32
@@ -46,6 +47,7 @@ class DBKSVDSAEConfig(SAEConfig):
     min_coefficient: float = 0.0
     rtol: float = 0.0
     stages: list[list[int]] = field(default_factory=list)
+    whitened: bool = False
 
     @classmethod
     def architecture(cls) -> str:
@@ -56,8 +58,8 @@ class DBKSVDSAEConfig(SAEConfig):
 class DBKSVDSAE(SAE[DBKSVDSAEConfig]):
     """A dictionary with a greedy encoder, for inference.
 
-    `W_dec` has shape (n_atoms, n_features) and unit rows, `b_dec` (n_features,) is the mean; there is no other
-    weight. Latents are coefficients and may be negative.
+    `W_dec` has shape (n_atoms, n_features) and unit rows, `b_dec` (n_features,) is the mean; a whitened one has
+    `whitening` (n_features, n_features) too. Latents are coefficients and may be negative.
     """
 
     def __init__(self, cfg: DBKSVDSAEConfig, use_error_term: bool = False) -> None:
@@ -72,6 +74,10 @@ class DBKSVDSAE(SAE[DBKSVDSAEConfig]):
         W_dec = torch.nn.functional.normalize(torch.randn(shape, dtype=self.dtype, device=self.device))
         self.W_dec = torch.nn.Parameter(W_dec)
         self.b_dec = torch.nn.Parameter(torch.zeros(self.cfg.d_in, dtype=self.dtype, device=self.device))
+        self.whitening = None
+        if self.cfg.whitened:
+            unit = torch.eye(self.cfg.d_in, dtype=self.dtype, device=self.device)
+            self.whitening = torch.nn.Parameter(unit, requires_grad=False)
 
     @property
     def W_enc(self) -> torch.Tensor:  # noqa: N802 - the name that SAELens gives it
@@ -90,7 +96,7 @@ class DBKSVDSAE(SAE[DBKSVDSAEConfig]):
         tensor of shape (..., n_atoms)
         """
         centred = self.process_sae_in(x)
-        return self.hook_sae_acts_post(self.pursuit(centred, self.W_dec))
+        return self.hook_sae_acts_post(self.pursuit(centred, self.W_dec, self.whitening))
 
     def decode(self, feature_acts: torch.Tensor) -> torch.Tensor:
         """Reconstruct samples: (..., n_atoms) to (..., n_features)."""

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from dbksvd_dask.kernels.blas import single_blas_thread
-from dbksvd_dask.kernels.encode import Gram, encode_rows, gram_for
+from dbksvd_dask.kernels.encode import Beside, encode_rows, gram_for
 from dbksvd_dask.kernels.pursuit import NOISE, STEPS_PER_ATOM
 from dbksvd_dask.plan.encoder import EncodeSpec
 from dbksvd_dask.plan.encoders import ENCODERS
@@ -33,23 +33,42 @@ class TorchPursuit:
     def __init__(self, spec: EncodeSpec) -> None:
         self.spec = spec
         self._atoms: np.ndarray | None = None
-        self._gram: Gram | None = None
+        self._gram: Beside = None
+        self._mapped: tuple[Any, torch.Tensor, torch.Tensor] | None = None
 
-    def __call__(self, x: torch.Tensor, W_dec: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, W_dec: torch.Tensor, whitening: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Encode samples, already without their mean.
 
         Parameters
         ----------
         x : tensor of shape (..., n_features)
         W_dec : tensor of shape (n_atoms, n_features), unit rows
+        whitening : tensor of shape (n_features, n_features), the map to the coordinates in which to encode
 
         Returns
         -------
         tensor of shape (..., n_atoms), dtype and device of `x`: at most k nonzeros in the last dimension
         """
         rows = x.reshape(-1, x.shape[-1])
-        acts = self._encode(rows, W_dec)
+        if whitening is None:
+            acts = self._encode(rows, W_dec)
+        else:
+            atoms, lengths = self._whitened(W_dec, whitening)
+            acts = self._encode(rows @ whitening.detach().to(rows.device, rows.dtype), atoms)
+            acts = acts / lengths.to(acts.device, acts.dtype)
         return acts.reshape(*x.shape[:-1], W_dec.shape[0])
+
+    def _whitened(self, W_dec: torch.Tensor, whitening: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the atoms in whitened coordinates, unit rows, and their lengths there; mapped again if changed."""
+        state = [(t.data_ptr(), t._version, t.dtype, t.device) for t in (W_dec, whitening)]
+        if self._mapped is None or self._mapped[0] != state:
+            with torch.no_grad():
+                mapped = W_dec.detach().double() @ whitening.detach().to(W_dec.device).double()
+                lengths = mapped.norm(dim=1)
+                self._mapped = (state, (mapped / lengths[:, None]).to(W_dec.dtype), lengths)
+        return self._mapped[1:]
 
     def _encode(self, rows: torch.Tensor, W_dec: torch.Tensor) -> torch.Tensor:
         wants_gradient = torch.is_grad_enabled() and rows.requires_grad
@@ -81,7 +100,7 @@ class TorchPursuit:
         acts[~np.isfinite(Y).all(axis=1)] = np.nan  # as other encoders do with a sample that is not a number
         return torch.from_numpy(acts).to(rows.device, rows.dtype)
 
-    def _dictionary(self, D: np.ndarray) -> tuple[np.ndarray, Gram | None]:
+    def _dictionary(self, D: np.ndarray) -> tuple[np.ndarray, Beside]:
         """Return the dictionary and its gram, if it has one, recomputed when the weights have changed."""
         if self._atoms is None or not np.array_equal(self._atoms, D):
             self._atoms = np.array(D)

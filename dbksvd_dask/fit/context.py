@@ -18,7 +18,6 @@ from dbksvd_dask.graph.batch import Upcoming
 from dbksvd_dask.graph.encode import EncodePlan, plan_encoding
 from dbksvd_dask.graph.run import attempt, compute
 from dbksvd_dask.graph.sources import Source
-from dbksvd_dask.kernels.whiten import Whitening
 from dbksvd_dask.plan import stream
 from dbksvd_dask.plan.device import CPU, DevicePlan, Sizes
 from dbksvd_dask.plan.params import FitParams
@@ -44,7 +43,6 @@ class Context:
     stream : the order in which rows are read
     dtype : precision of the fit
     place : where batches run, and their chunk size; see `place_batches`
-    whitening : coordinates of the updates, or None for those of the samples; found when a fit starts or resumes
     """
 
     def __init__(
@@ -62,7 +60,6 @@ class Context:
         if 0 < self.stream.n_validation < n_held:
             logger.info("validation cut from %d to %d rows, a tenth of the data", n_held, self.stream.n_validation)
         self.place = DevicePlan(CPU, params.chunk_size, 0)
-        self.whitening: Whitening | None = None
 
     def place_batches(self, n_rows: int) -> None:
         """Decide where batches of `n_rows` rows run; raise if a requested device is missing."""

@@ -71,7 +71,7 @@ class Policy:
             place=plan.placement,
             weights=self.preferences(state),
             half_weight=self.half_weight(state),
-            whiten=None if self.context.whitening is None else self.context.whitening.forward,
+            whiten=state.whitening,
         )
 
     def after(self, state: Dictionary, result: batch.BatchResult) -> tuple[Dictionary, dict[str, float]]:
@@ -102,6 +102,7 @@ class Policy:
             counts=result.counts,
             previous=previous,
             extra=state.extra,
+            whitening=state.whitening,
         )
 
 

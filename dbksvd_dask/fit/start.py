@@ -14,7 +14,7 @@ from dbksvd_dask.graph import load
 from dbksvd_dask.graph.run import worker_threads
 from dbksvd_dask.kernels.moments import Moments
 from dbksvd_dask.kernels.scale import rows_near_one, smallest_norm
-from dbksvd_dask.kernels.whiten import Whitening, whitening
+from dbksvd_dask.kernels.whiten import whitening
 from dbksvd_dask.plan import memory, seeds, stream
 
 if TYPE_CHECKING:
@@ -137,11 +137,8 @@ def _fit_sizes(context: Context, n_validation: int) -> memory.FitSizes:
 # ---------------------------------------------------------------------------------------------- first dictionary
 
 
-def find_whitening(context: Context, mean: np.ndarray | None) -> Whitening | None:
-    """Return the coordinates of the updates, from the covariance of the rows that the mean is computed over.
-
-    It follows from the source and the parameters alone, so a fit that resumes finds the same.
-    """
+def find_whitening(context: Context, mean: np.ndarray | None) -> np.ndarray | None:
+    """Return the map to whitened coordinates, from the covariance of the rows that the mean is computed over."""
     params = context.params
     if params.whiten == 0:
         return None

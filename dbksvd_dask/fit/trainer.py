@@ -29,6 +29,7 @@ from dbksvd_dask.fit.start import (
 )
 from dbksvd_dask.graph import batch
 from dbksvd_dask.graph.sources import Source
+from dbksvd_dask.kernels.whiten import Whitening
 from dbksvd_dask.plan.memory import MemoryPlan
 from dbksvd_dask.plan.params import FitParams
 from dbksvd_dask.plan.stopping import is_over
@@ -65,6 +66,7 @@ class Trainer:
         self.policy = policy_of(self.context)
         self.held_out = HeldOut.of(self.context, validation)
         self._init, self._memory_limit, self._recipe = init, memory_limit, recipe
+        self._white: Whitening | None = None
         check_samples(self.context)
         self.context.place_batches(self.stream.rows_per_batch)
 
@@ -114,7 +116,7 @@ class Trainer:
         self, state: Dictionary, rows: np.ndarray, upcoming: batch.Upcoming | None
     ) -> batch.BatchResult:
         """Build and compute the graph of a batch."""
-        spec, iteration, white = self.policy.batch_spec(state), state.iteration, self.context.whitening
+        spec, iteration, white = self.policy.batch_spec(state), state.iteration, self._maps(state)
         ahead = extrapolated(state.atoms, state.previous, self.policy.momentum)
         ahead = ahead if white is None else white.into(ahead)
 
@@ -128,11 +130,25 @@ class Trainer:
         result = self.context.attempt(batch.safer_again(run), iteration)
         return result if white is None else result._replace(dictionary=white.back(result.dictionary))
 
+    def _maps(self, state: Dictionary) -> Whitening | None:
+        """Return the coordinates of the updates, or None for those of the samples."""
+        if state.whitening is None:
+            return None
+        if self._white is None or self._white.forward is not state.whitening:
+            self._white = Whitening.of(state.whitening)
+        return self._white
+
+    def _with_whitening(self, state: Dictionary) -> Dictionary:
+        """Return the state with the map that `whiten` asks for; that of a checkpoint stays."""
+        if state.whitening is not None:
+            return state
+        return replace(state, whitening=find_whitening(self.context, state.mean))
+
     def run(self, state: Dictionary, on_state: Callable[[Dictionary], None] | None = None) -> Dictionary:
         """Run the remaining iterations; call `on_state` with the state after each."""
         began, first = time.monotonic(), state.iteration
         self.context.emit(fit_started(self.context, first, self.memory_plan().total))
-        self.context.whitening = find_whitening(self.context, state.mean)
+        state = self._with_whitening(state)
         warm = began  # the end of the first batch, which compiles kernels and says little about the others
         while not is_over(self.params, state.iteration, state.history):
             before = time.monotonic()

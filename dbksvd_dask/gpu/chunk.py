@@ -19,6 +19,7 @@ from dbksvd_dask.kernels.dead_atoms import Candidates, Rule, SeedPath
 from dbksvd_dask.kernels.lanczos import LanczosState, namespace
 from dbksvd_dask.kernels.moments import Moments, ResidualMoments, relative_error_sum
 from dbksvd_dask.kernels.scale import in_units, unit_of
+from dbksvd_dask.kernels.whiten import Whitened
 from dbksvd_dask.plan.device import product_tile_rows
 from dbksvd_dask.plan.encoder import AtomWeights, EncodeSpec
 
@@ -54,6 +55,13 @@ def whiten(Y: Any, forward: np.ndarray) -> Any:
     return Y @ device.current().asarray(forward)
 
 
+def whitened(W: np.ndarray, mapped: tuple[np.ndarray, np.ndarray], gram: Any) -> Whitened:
+    """Return what stands beside a dictionary that encodes in whitened coordinates, on the device."""
+    with device.turn("gpu"):
+        atoms, lengths = map(to_device, mapped)
+        return Whitened(to_device(W), atoms, lengths, gram)
+
+
 def encode_chunk(
     Y: Any, D: Any, gram: Any, spec: EncodeSpec, rounds: Any, weights: AtomWeights | None = None
 ) -> tuple[DeviceState, np.ndarray]:
@@ -70,7 +78,7 @@ def encode_chunk(
     counts : (n_atoms,) int64, samples per atom, on the host
     """
     # a pursuit on the host takes no turn: threads run it in parallel
-    with device.turn("gpu" if device.on_device(gram) else "cpu"):
+    with device.turn(encode.pursuit_place(gram)):
         Y = device.current().asarray(Y)
         atom, coefficient = encode.encode_rows(Y, D, gram, spec, weights)
     with device.turn("gpu"):
@@ -92,7 +100,7 @@ def encode_rows(
     Y: Any, D: Any, gram: Any, spec: EncodeSpec, weights: AtomWeights | None = None, first: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
     """Encode samples, from the host or on the device: codes on the host, atom (n, k) and coefficient (n, k)."""
-    with device.turn("gpu" if device.on_device(gram) else "cpu"):
+    with device.turn(encode.pursuit_place(gram)):
         atom, coefficient = encode.encode_rows(device.current().asarray(Y), D, gram, spec, weights, first)
         return device.to_host(atom), device.to_host(coefficient)
 
@@ -108,7 +116,7 @@ def measure(
     Y: Any, D: Any, gram: Any, spec: EncodeSpec, weights: AtomWeights | None = None, first: int = 0
 ) -> tuple[Moments, int]:
     """Encode samples: return sums over them and their residual, and the number of nonzeros."""
-    with device.turn("gpu" if device.on_device(gram) else "cpu"):
+    with device.turn(encode.pursuit_place(gram)):
         Y = device.current().asarray(Y)
         atom, coefficient = encode.encode_rows(Y, D, gram, spec, weights, first)
     with device.turn("gpu"):

@@ -18,6 +18,7 @@ from dbksvd_dask.gpu.products import itemsize, refit, row_tiles, smallest_coeffi
 from dbksvd_dask.kernels import encode as host
 from dbksvd_dask.kernels.lanczos import namespace
 from dbksvd_dask.kernels.pursuit import STEPS_PER_ATOM
+from dbksvd_dask.kernels.whiten import Whitened
 from dbksvd_dask.plan import units
 from dbksvd_dask.plan.device import product_tile_rows
 from dbksvd_dask.plan.encoder import AtomWeights, EncodeSpec
@@ -29,6 +30,12 @@ def gram_matrix(D: Any) -> Any:
     return D @ D.T
 
 
+def pursuit_place(gram: Any) -> str:
+    """Return where samples are pursued: where the gram is, or on the device without one."""
+    inner = gram.gram if isinstance(gram, Whitened) else gram
+    return "gpu" if device.on_device(inner) else "cpu"
+
+
 def encode_rows(
     Y: Any, D: Any, gram: Any, spec: EncodeSpec, weights: AtomWeights | None = None, first: int = 0
 ) -> tuple[Any, Any]:
@@ -38,7 +45,8 @@ def encode_rows(
     ----------
     Y : device array of shape (n, n_features)
     D : device array of shape (n_atoms, n_features), unit rows, same dtype as Y
-    gram : (n_atoms, n_atoms), on the device or a numpy array; None to encode without it (`gpu.screened`)
+    gram : (n_atoms, n_atoms), on the device or a numpy array; None to encode without it (`gpu.screened`); or
+        whitened coordinates
     weights, first : as in `kernels.encode.encode_rows`
 
     Returns
@@ -46,6 +54,11 @@ def encode_rows(
     atom : int32 device array of shape (n, k), -1 where a slot is empty
     coefficient : device array of shape (n, k)
     """
+    if isinstance(gram, Whitened):
+        atom, coefficient = encode_rows(Y @ gram.forward, gram.atoms, gram.gram, spec, weights, first)
+        xp = namespace(Y)
+        lengths = xp.take(gram.lengths, xp.reshape(xp.where(atom < 0, 0, atom), (-1,)))
+        return atom, coefficient / xp.reshape(lengths, coefficient.shape)
     if gram is None:
         return screened.encode_rows(Y, D, spec, weights, first)
     if not device.on_device(gram):

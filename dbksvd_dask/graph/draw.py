@@ -72,9 +72,10 @@ def _merge(parts: list[Candidates], n_new: int) -> np.ndarray:
 def build_draw(source: Source, rows: np.ndarray, D: np.ndarray, how: EncodePlan, size: int, draw: Draw) -> Delayed:
     """Build the graph that encodes rows and draws residuals: (at most n_new, n_features)."""
     names = Tasks(draw.iteration)
-    dictionary, gram = load.dictionary_and_gram(names, D, how.spec, how.place, how.weights is not None)
+    dictionary, gram = load.dictionary_and_gram(names, D, how)
+    light = how.in_tasks()
     parts = [
-        names.call(draw_residuals, "grow", (c,), source.take(rows[a:b]), dictionary, gram, how, draw, c)
+        names.call(draw_residuals, "grow", (c,), source.take(rows[a:b]), dictionary, gram, light, draw, c)
         for c, (a, b) in enumerate(units.split_rows(rows.size, size))
     ]
     return names.finish(names.call(_merge, "grown", (), parts, draw.n_new))

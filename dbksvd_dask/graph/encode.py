@@ -15,7 +15,7 @@ from dbksvd_dask.gpu import device
 from dbksvd_dask.graph import backend
 from dbksvd_dask.graph._compat import Task, compute_graph
 from dbksvd_dask.graph.backend import functions
-from dbksvd_dask.graph.load import dictionaries_of, dictionary_and_gram, grams_of, prepare
+from dbksvd_dask.graph.load import dictionaries_and_grams, dictionary_and_gram, prepare
 from dbksvd_dask.graph.run import plan_shares
 from dbksvd_dask.graph.sources import Source
 from dbksvd_dask.graph.tasks import Tasks
@@ -47,6 +47,11 @@ class EncodePlan(NamedTuple):
     dtype: Any
     place: Placement = CPU
     weights: AtomWeights | None = None
+    whitening: np.ndarray | None = None
+
+    def in_tasks(self) -> EncodePlan:
+        """Return what every task takes: the map to whitened coordinates comes with the gram."""
+        return self._replace(whitening=None)
 
 
 def plan_encoding(
@@ -60,7 +65,7 @@ def plan_encoding(
     given : some of `plan.encoder.CHOOSABLE`, or None
     """
     spec, weights = dictionary.encode_spec(given), dictionary.encode_weights(given)
-    return EncodePlan(spec, dictionary.mean, dictionary.atoms.dtype, place, weights)
+    return EncodePlan(spec, dictionary.mean, dictionary.atoms.dtype, place, weights, dictionary.whitening)
 
 
 def place_encoding(dictionary: Dictionary, spec: EncodeSpec, device: str, block_rows: int) -> Placement:
@@ -106,14 +111,12 @@ def build_evaluation(
     """Build the graph that encodes rows and merges their metrics: (Moments, number of nonzeros)."""
     spans = split_rows(rows.size, chunk_size)
     names = Tasks(iteration, plan_shares(len(spans)))
-    D_host = [names.data(np.ascontiguousarray(D), "dictionary")] * len(names.shares)
-    D_share = dictionaries_of(names, D_host, 0, how.place)
-    grams = grams_of(names, D_host, D.shape, how.spec, 0, how.place, how.weights is not None)
-    parts = []
+    D_share, grams = dictionaries_and_grams(names, D, how)
+    parts, light = [], how.in_tasks()
     for i, share in enumerate(names.shares):
         own = spans[share.start : share.stop]
         blocks = [source.take(rows[a:b]) for a, b in own]
-        arguments = (blocks, [a for a, _ in own], D_share[i], grams[i], how)
+        arguments = (blocks, [a for a, _ in own], D_share[i], grams[i], light)
         parts.append(names.call(evaluate_blocks, "evaluate", (i,), *arguments, at=i))
     return names.finish(names.call(_merge_evaluation, "evaluation", (), parts))
 
@@ -136,12 +139,13 @@ def _encoding(
 ) -> tuple[Tasks, list[Any], list[int]]:
     """Return the tasks that encode a whole source, block by block, and the number of rows of each block."""
     names = Tasks()
-    dictionary, gram = dictionary_and_gram(names, D, how.spec, how.place, how.weights is not None)
+    dictionary, gram = dictionary_and_gram(names, D, how)
+    light = how.in_tasks()
     spans = split_rows(source.n_samples, block_rows)
     blocks = []
     for c, (a, b) in enumerate(spans):
         rows = source.take(np.arange(a, b, dtype=np.int64))
-        blocks.append(names.call(encode_block, "encode", (c,), rows, dictionary, gram, how))
+        blocks.append(names.call(encode_block, "encode", (c,), rows, dictionary, gram, light))
     return names, blocks, [b - a for a, b in spans]
 
 

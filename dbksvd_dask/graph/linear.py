@@ -64,12 +64,13 @@ def build_total(
 ) -> Delayed:
     """Build the graph that encodes blocks of rows, calls `function` for each, and adds the results."""
     names = Tasks()
-    dictionary, gram = dictionary_and_gram(names, D, how.spec, how.place, how.weights is not None)
+    dictionary, gram = dictionary_and_gram(names, D, how)
+    light = how.in_tasks()
     shared = [names.data(value, f"{label}-{i}") for i, value in enumerate(arguments)]
     total: Any = None
     for c, (a, b) in enumerate(split_rows(rows.size, chunk_size)):
         block = source.take(rows[a:b])
-        part = names.call(_of_block, label, (c,), function, block, dictionary, gram, how, shared)
+        part = names.call(_of_block, label, (c,), function, block, dictionary, gram, light, shared)
         total = part if total is None else names.call(_add, f"{label}-total", (c,), total, part)
     return names.finish(total)
 

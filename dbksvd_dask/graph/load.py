@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from dask.delayed import Delayed
@@ -16,11 +16,14 @@ from dbksvd_dask.graph.threads import each
 from dbksvd_dask.kernels import chunk, encode
 from dbksvd_dask.kernels.blas import one_blas_thread
 from dbksvd_dask.kernels.scale import largest_norm
-from dbksvd_dask.kernels.whiten import second_moment
+from dbksvd_dask.kernels.whiten import second_moment, unit_product
 from dbksvd_dask.plan import shares
 from dbksvd_dask.plan.device import CPU, Placement
 from dbksvd_dask.plan.encoder import EncodeSpec
 from dbksvd_dask.plan.units import split_rows
+
+if TYPE_CHECKING:
+    from dbksvd_dask.graph.encode import EncodePlan
 
 
 def load(rows: Any, mean: np.ndarray | None, dtype: Any) -> np.ndarray:
@@ -152,13 +155,35 @@ def dictionaries_of(names: Tasks, atoms: list[Any], g: int = 0, place: Placement
     return atoms
 
 
-def dictionary_and_gram(
-    names: Tasks, D: np.ndarray, spec: EncodeSpec, place: Placement, weighted: bool = False
-) -> tuple[Any, Any]:
-    """Return the dictionary and its gram, or None, for tasks without homes; `weighted` as in `grams_of`."""
-    D_host = [names.data(np.ascontiguousarray(D), "dictionary")]
-    grams = grams_of(names, D_host, D.shape, spec, 0, place, weighted)
-    return dictionaries_of(names, D_host, 0, place)[0], grams[0]
+def dictionaries_and_grams(names: Tasks, D: np.ndarray, how: EncodePlan) -> tuple[list[Any], list[Any]]:
+    """Return the dictionary and, as `kernels.encode.gram_for` gives it, what stands beside it, for each share."""
+    D_host = [names.data(np.ascontiguousarray(D), "dictionary")] * len(names.shares)
+    return dictionaries_of(names, D_host, 0, how.place), _beside(names, D_host, D.shape, how)
+
+
+def dictionary_and_gram(names: Tasks, D: np.ndarray, how: EncodePlan) -> tuple[Any, Any]:
+    """Return the same for tasks without homes."""
+    dictionaries, grams = dictionaries_and_grams(names, D, how)
+    return dictionaries[0], grams[0]
+
+
+def _beside(names: Tasks, atoms: list[Any], shape: tuple[int, int], how: EncodePlan) -> list[Any]:
+    """Return, per share, the gram, None, or whitened coordinates with theirs; parameters as of `grams_of`."""
+    rest = (how.spec, 0, how.place, how.weights is not None)
+    if how.whitening is None:
+        return grams_of(names, atoms, shape, *rest)
+    W = names.data(how.whitening, "whitening")
+    mapped = names.once_per_home(unit_product, "whitened-atoms", (), atoms[0], W)
+    grams = grams_of(names, [names.inline(_unit_rows, one) for one in mapped], shape, *rest)
+    make, made = functions(how.place).whitened, dict[str, Any]()
+    for i, share in enumerate(names.shares):
+        if share.home not in made:
+            made[share.home] = names.call(make, "whitened", (i,), W, mapped[i], grams[i], at=i)
+    return [made[share.home] for share in names.shares]
+
+
+def _unit_rows(mapped: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+    return mapped[0]
 
 
 def build_sum(source: Source, rows: np.ndarray, chunk_size: int, dtype: Any) -> Delayed:

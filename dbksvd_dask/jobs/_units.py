@@ -25,8 +25,6 @@ from dbksvd_dask.jobs._workers import run_on_client
 from dbksvd_dask.kernels.blas import one_blas_thread
 from dbksvd_dask.kernels.moments import merge_moments
 from dbksvd_dask.plan import units as plan_units
-from dbksvd_dask.plan.device import CPU, Placement
-from dbksvd_dask.plan.encoder import EncodeSpec
 from dbksvd_dask.store.codes_writer import CodesWriter, UnitWritten
 from dbksvd_dask.store.reader import RowReader
 
@@ -84,12 +82,10 @@ def _narrow(coefficient: np.ndarray, dtype: str) -> np.ndarray:
     return coefficient.astype(dtype)
 
 
-def hold_dictionary(
-    D: np.ndarray, spec: EncodeSpec, place: Placement = CPU, weighted: bool = False
-) -> tuple[Delayed, Delayed | None]:
+def hold_dictionary(D: np.ndarray, how: EncodePlan) -> tuple[Delayed, Delayed | None]:
     """Compute the dictionary and its gram, if it has one, once and keep them where the tasks run."""
     names = Tasks()
-    dictionary, gram = dictionary_and_gram(names, D, spec, place, weighted)
+    dictionary, gram = dictionary_and_gram(names, D, how)
     if gram is None:
         return dask.persist(names.finish(dictionary))[0], None
     return dask.persist(names.finish(dictionary), names.finish(gram))
@@ -103,9 +99,10 @@ def build_units(
     writer: CodesWriter,
 ) -> Iterator[Delayed]:
     """Yield tasks that encode and write the units of a store, each built when it is requested."""
+    light = how.in_tasks()
     for unit in units:
         names = Tasks()
-        yield names.finish(names.call(encode_unit, "encode", (unit,), reader, unit, *held, how, writer))
+        yield names.finish(names.call(encode_unit, "encode", (unit,), reader, unit, *held, light, writer))
 
 
 def run_units(tasks: Iterator[Delayed], on_done: Callable[[UnitWritten], None]) -> None:

@@ -273,7 +273,7 @@ class EncodeJob:
     def _encode(self, missing: list[int], on_done: Callable[[UnitWritten], None]) -> None:
         how = self.how._replace(place=self._place())
         with graph_run.quiet():
-            held = _units.hold_dictionary(self.dictionary.atoms, how.spec, how.place, how.weights is not None)
+            held = _units.hold_dictionary(self.dictionary.atoms, how)
             _units.run_units(_units.build_units(self.reader, missing, held, how, self.writer), on_done)
 
     def _progress(self, done: int, total: int) -> None:

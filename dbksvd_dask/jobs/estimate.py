@@ -93,6 +93,7 @@ class EncodeSizes(NamedTuple):
     read_itemsize: int
     itemsize: int  # of the dictionary
     gram: bool = True  # whether there is one
+    whitened: bool = False  # whether samples are encoded in other coordinates
 
 
 def encode_memory(sizes: EncodeSizes, threads: int) -> int:
@@ -108,11 +109,17 @@ def encode_memory(sizes: EncodeSizes, threads: int) -> int:
     task = s.chunk_rows * s.n_features * (s.stored_itemsize + s.read_itemsize)  # a chunk as stored and as read
     task += 2 * s.block_rows * s.n_features * s.itemsize  # a block and its residual
     task += tile_bytes(s.n_features, s.n_atoms, s.itemsize, s.gram)  # the products of a tile
+    task += s.block_rows * s.n_features * s.itemsize * s.whitened
     task += s.unit_bytes + s.n_atoms * (s.n_top * 12 + 40)  # codes and sums of a unit
     assembled = gram_bytes(s.n_atoms, s.itemsize) if s.gram else 0
     held = s.n_atoms * s.n_atoms * s.itemsize * s.gram
     # the tiles of a gram are gone when the first block is encoded
-    return BASE_BYTES + s.n_atoms * s.n_features * s.itemsize + max(assembled, held + threads * task)
+    dictionary = s.n_atoms * s.n_features * s.itemsize
+    if s.whitened:  # the map; and twice the atoms in float64 while they are mapped, then once
+        square = s.n_features**2
+        held += square * s.itemsize + dictionary
+        assembled = max(assembled + square * s.itemsize + dictionary, 8 * (square + 2 * s.n_atoms * s.n_features))
+    return BASE_BYTES + dictionary + max(assembled, held + threads * task)
 
 
 class FitWork(NamedTuple):
@@ -383,7 +390,8 @@ def estimate_encode(
     read_bytes = rows * reader.n_features * reader.stored.itemsize
     gram = job.how.spec.uses_gram(plan.n_atoms)
     passes = 1 if gram else n_passes(plan.k, plan.n_atoms)
-    flops = 2.0 * passes * rows * reader.n_features * plan.n_atoms
+    whitened = reader.n_features if job.how.whitening is not None else 0
+    flops = 2.0 * rows * reader.n_features * (passes * plan.n_atoms + whitened)
     speed = product_speed(reader.n_features, plan.n_atoms, atoms.dtype)
     sizes = EncodeSizes(
         n_features=reader.n_features,
@@ -396,6 +404,7 @@ def estimate_encode(
         read_itemsize=reader.dtype.itemsize,
         itemsize=atoms.itemsize,
         gram=gram,
+        whitened=job.how.whitening is not None,
     )
     workers = worker_threads()
     threads = sum(workers.values())

@@ -26,6 +26,7 @@ from dbksvd_dask.kernels.moments import (
     row_norms,
 )
 from dbksvd_dask.kernels.scale import in_units, unit_of
+from dbksvd_dask.kernels.whiten import Whitened
 from dbksvd_dask.kernels.widen import widen_float16
 from dbksvd_dask.plan.encoder import AtomWeights, EncodeSpec
 
@@ -125,6 +126,17 @@ def whiten(Y: np.ndarray, forward: np.ndarray) -> np.ndarray:
     return np.dot(Y, forward)
 
 
+def whitened(W: np.ndarray, mapped: tuple[np.ndarray, np.ndarray], gram: encode.Gram | None) -> Whitened:
+    """Return what stands beside a dictionary that encodes in whitened coordinates.
+
+    Parameters
+    ----------
+    mapped : from `kernels.whiten.unit_product`
+    """
+    atoms, lengths = map(frozen, mapped)
+    return Whitened(W, atoms, lengths, gram)
+
+
 def squared_norms(Y: np.ndarray) -> np.ndarray:
     """Return the squared norm of each row in float64: (n,)."""
     return products.squared_norms(Y)
@@ -134,7 +146,7 @@ def squared_norms(Y: np.ndarray) -> np.ndarray:
 def encode_rows(
     Y: np.ndarray,
     D: np.ndarray,
-    gram: encode.Gram | None,
+    gram: encode.Beside,
     spec: EncodeSpec,
     weights: AtomWeights | None = None,
     first: int = 0,
@@ -152,7 +164,7 @@ def residual(Y: np.ndarray, atom: np.ndarray, coefficient: np.ndarray, D: np.nda
 def measure(
     Y: np.ndarray,
     D: np.ndarray,
-    gram: encode.Gram | None,
+    gram: encode.Beside,
     spec: EncodeSpec,
     weights: AtomWeights | None = None,
     first: int = 0,

@@ -18,11 +18,14 @@ from dbksvd_dask.kernels._jit import kernel_input
 from dbksvd_dask.kernels.compact_gram import CompactGram, mirror
 from dbksvd_dask.kernels.products import squared_norms, tile_products
 from dbksvd_dask.kernels.update import write_residual
+from dbksvd_dask.kernels.whiten import Whitened, mapped_rows, unit_product
 from dbksvd_dask.plan import units
 from dbksvd_dask.plan.encoder import AtomWeights, EncodeSpec
 from dbksvd_dask.plan.encoders import ENCODERS
 
 Gram = np.ndarray | CompactGram
+# What stands beside the atoms when they encode: their gram, none, or whitened coordinates.
+Beside = Gram | Whitened | None
 
 # Columns of the gram per matrix product, a multiple of `plan.units.GRID_ROWS`; see `gram_bounds`.
 GRAM_BLOCK = 960
@@ -97,7 +100,7 @@ def gram_matrix(D: np.ndarray) -> np.ndarray:
 def encode_rows(
     Y: np.ndarray,
     D: np.ndarray,
-    gram: Gram | None,
+    gram: Beside,
     spec: EncodeSpec,
     weights: AtomWeights | None = None,
     first: int = 0,
@@ -108,7 +111,8 @@ def encode_rows(
     ----------
     Y : ndarray of shape (n, n_features)
     D : ndarray of shape (n_atoms, n_features), unit rows, same dtype as Y
-    gram : as `gram_for` gives it: whole, compact, or None to encode without it (`kernels.screened`)
+    gram : as `gram_for` gives it: whole, compact, None to encode without it (`kernels.screened`), or whitened
+        coordinates, in which the samples are then encoded, with their own atoms
     weights : thresholds and preferences of the atoms, or None; they override encoder and stages
     first : index of the first sample in its source; a sample's last bits depend on its own index modulo
         `plan.units.GRID_ROWS`, and on nothing else about how the source is cut
@@ -118,6 +122,10 @@ def encode_rows(
     atom : int32 ndarray of shape (n, k), -1 where a slot is empty
     coefficient : ndarray of shape (n, k)
     """
+    if isinstance(gram, Whitened):
+        Z = mapped_rows(kernel_input(Y), gram.forward, first)
+        atom, coefficient = encode_rows(Z, gram.atoms, gram.gram, spec, weights, first)
+        return atom, gram.coefficients(atom, coefficient)
     if gram is None:
         return screened.encode_rows(Y, D, spec, weights, first)
     Y, D, gram = kernel_input(Y), kernel_input(D), _gram_input(gram, spec, weights)
@@ -167,13 +175,19 @@ class TileEncoder(Protocol):
         """
 
 
-def gram_for(D: np.ndarray, spec: EncodeSpec, weighted: bool = False) -> Gram | None:
+def gram_for(
+    D: np.ndarray, spec: EncodeSpec, weighted: bool = False, whitening: np.ndarray | None = None
+) -> Beside:
     """Compute the gram with which a dictionary encodes; None if it encodes without one.
 
     Parameters
     ----------
     weighted : whether atoms have weights
+    whitening : (d, d) map to the coordinates in which it encodes, or None for those of the samples
     """
+    if whitening is not None:
+        atoms, lengths = unit_product(D, whitening)
+        return Whitened(whitening, atoms, lengths, gram_for(atoms, spec, weighted))
     if not spec.uses_gram(D.shape[0]):
         return None
     if spec.compact_gram(weighted):

@@ -3,13 +3,13 @@
 With the covariance C of the samples, a fit on ``Y W`` with ``W = C^(-a/2)`` weighs an error along a direction by
 the inverse of its variance to the power a: 0 changes nothing, 1 makes all directions alike. A reconstruction
 ``X D'`` of ``Y W`` is one of Y by the atoms ``D' W^-1``, with the same codes up to the lengths of the atoms. So a
-dictionary is brought into these coordinates for an update, and back afterwards; what it stores and how it encodes
-stay as ever.
+dictionary is brought into these coordinates to encode and for an update, and back afterwards: its atoms and its
+codes are always those of the samples as they are.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,20 +27,40 @@ class Whitening(NamedTuple):
     forward: np.ndarray  # (d, d) in the precision of the fit: rows times it are whitened
     backward: np.ndarray  # (d, d) float64, its inverse
 
+    @classmethod
+    def of(cls, forward: np.ndarray) -> Whitening:
+        """Return both maps; the second follows from the first, so a fit that resumes has the same."""
+        inverse = np.linalg.inv(forward.astype(np.float64))
+        return cls(forward, (inverse + inverse.T) / 2)
+
     def into(self, D: np.ndarray) -> np.ndarray:
         """Return atoms in whitened coordinates, with unit rows: (n_atoms, d)."""
-        return _unit_product(D, self.forward)
+        return unit_product(D, self.forward)[0]
 
     def back(self, D: np.ndarray) -> np.ndarray:
         """Return atoms of whitened coordinates as atoms of samples, with unit rows: (n_atoms, d)."""
-        return _unit_product(D, self.backward)
+        return unit_product(D, self.backward)[0]
 
 
 @one_blas_thread
-def _unit_product(D: np.ndarray, W: np.ndarray) -> np.ndarray:
-    """Return ``D W`` with unit rows, in the precision of D."""
+def unit_product(D: np.ndarray, W: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return ``D W`` with unit rows, and the lengths they had, in the precision of D: (n_atoms, d), (n_atoms,)."""
     mapped = np.dot(D.astype(np.float64), W.astype(np.float64))
-    return np.asarray(mapped / np.linalg.norm(mapped, axis=1, keepdims=True)).astype(D.dtype)
+    lengths = np.linalg.norm(mapped, axis=1)
+    return np.asarray(mapped / lengths[:, None]).astype(D.dtype), lengths.astype(D.dtype)
+
+
+class Whitened(NamedTuple):
+    """What it takes to encode in whitened coordinates; it stands where the gram stands otherwise."""
+
+    forward: Any  # (d, d): samples times it are whitened
+    atoms: Any  # (n_atoms, d), unit rows there
+    lengths: Any  # (n_atoms,) of the atoms there before they were scaled: coefficients are divided by them
+    gram: Any  # of these atoms, or None
+
+    def coefficients(self, atom: np.ndarray, coefficient: np.ndarray) -> np.ndarray:
+        """Return coefficients of whitened atoms as those of the atoms as they are: (n, k)."""
+        return coefficient / self.lengths[atom]  # an empty slot takes the last length, and stays 0
 
 
 @one_blas_thread
@@ -52,8 +72,8 @@ def second_moment(Y: np.ndarray) -> np.ndarray:
 
 
 @one_blas_thread
-def whitening(total: np.ndarray, exponent: float, dtype: np.dtype) -> Whitening:
-    """Return the maps of an exponent; samples keep their mean squared norm.
+def whitening(total: np.ndarray, exponent: float, dtype: np.dtype) -> np.ndarray:
+    """Return the map of an exponent, (d, d): rows times it are whitened and keep their mean squared norm.
 
     Parameters
     ----------
@@ -67,7 +87,7 @@ def whitening(total: np.ndarray, exponent: float, dtype: np.dtype) -> Whitening:
     factors = used ** (-exponent / 2)
     factors /= np.sqrt(float((np.square(factors) * np.maximum(variances, 0)).mean()) or 1.0)
     forward = np.dot(directions * factors, directions.T)
-    return Whitening(forward.astype(dtype), np.dot(directions / factors, directions.T))
+    return ((forward + forward.T) / 2).astype(dtype)
 
 
 @one_blas_thread

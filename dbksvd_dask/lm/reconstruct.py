@@ -19,7 +19,7 @@ from dbksvd_dask.errors import InputError, MismatchError, StoreError, brief
 from dbksvd_dask.export.foreign import load_foreign, read_safetensors
 from dbksvd_dask.export.saelens import CONFIG, PLUGIN_ARCHITECTURE, WEIGHTS
 from dbksvd_dask.graph.backend import require_gram_fits
-from dbksvd_dask.kernels.encode import Gram, encode_rows, gram_for
+from dbksvd_dask.kernels.encode import Beside, encode_rows, gram_for
 from dbksvd_dask.store.runs import as_dictionary
 
 Rows = npt.NDArray[Any]
@@ -43,11 +43,11 @@ class Coder:
         self._weights = self.dictionary.encode_weights(given)
         self._gram = self._compute_gram()
 
-    def _compute_gram(self) -> Gram | None:
+    def _compute_gram(self) -> Beside:
         D = self.dictionary.atoms
         if self.spec.uses_gram(D.shape[0]):
             require_gram_fits(D.shape[0], D.dtype.itemsize, self.spec.encoder)
-        return gram_for(D, self.spec, self._weights is not None)
+        return gram_for(D, self.spec, self._weights is not None, self.dictionary.whitening)
 
     @property
     def n_features(self) -> int:

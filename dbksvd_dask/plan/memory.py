@@ -42,7 +42,7 @@ class FitSizes(NamedTuple):
     reads_ahead : the next batch may be read while this one is computed (stores)
     encoder, gram : as in `dbksvd_dask.DBKSVD`
     rows_first : other tasks bring the rows of a task into memory before it begins (Dask arrays)
-    whitened : samples are multiplied by a matrix of n_features x n_features
+    whitened : samples and atoms are multiplied by a matrix of n_features x n_features
     """
 
     n_features: int
@@ -181,8 +181,11 @@ def plan_fit(sizes: FitSizes, workers: int = 1, threads: int = 1, together: bool
         working = max(working, min(threads, 4) * measuring)
     # the parts of every chunk and the pairs that they are added up to, the Lanczos vectors, all new atoms
     sums = (2 * own + sizes.lanczos_steps + 1) * round_atoms + sizes.n_atoms * atoms
+    mapped = 0
+    if sizes.whitened:  # both maps; the atoms in their coordinates, and twice in float64 while they are mapped
+        mapped = 20 * sizes.n_features**2 + sizes.n_atoms * (atoms + 16 * sizes.n_features)
     parts = (
-        (_DICTIONARIES + busy) * sizes.n_atoms * atoms,
+        (_DICTIONARIES + busy) * sizes.n_atoms * atoms + mapped,
         _gram_bytes(sizes),
         own * state_bytes(sizes, n),
         working,

@@ -38,7 +38,9 @@ FORMAT = "dbksvd-dictionary"
 VERSION = 2  # 2: a checksum of the attributes
 _ZARR_NAMES = ("zarr.json", ".zgroup", ".zarray")
 
-_ARRAYS = ("dictionary", "mean", "counts", "previous", "weights")
+# a dictionary without whitening is of version 2 still, and opens in older releases
+WHITENED_VERSION = 3
+_ARRAYS = ("dictionary", "mean", "counts", "previous", "weights", "whitening")
 ATTRIBUTES_CRC = "attributes_crc32"
 
 
@@ -110,13 +112,14 @@ def _write(path: str, dictionary: Dictionary) -> None:
         "counts": (dictionary.counts, ("atom",)),
         "previous": (dictionary.previous, ("atom", "feature")),
         "weights": (dictionary.weights, ("atom",)),
+        "whitening": (dictionary.whitening, ("feature", "whitened")),
     }
     checksums = {
         name: _put(group, name, values, dims) for name, (values, dims) in arrays.items() if values is not None
     }
     attributes = {
         "format": FORMAT,
-        "format_version": VERSION,
+        "format_version": VERSION if dictionary.whitening is None else WHITENED_VERSION,
         "package_version": dbksvd_dask.__version__,
         "params": dictionary.params,
         "source": redacted(dictionary.source),
@@ -174,11 +177,11 @@ def read_dictionary(where: str) -> Dictionary:
 def _check_format(where: str, attrs: dict[str, Any]) -> None:
     if attrs.get("format") != FORMAT:
         raise StoreError(f"{where} is {attrs.get('format', 'of no known format')!r}, not a {FORMAT!r}")
-    if attrs.get("format_version") != VERSION:
+    if attrs.get("format_version") not in (VERSION, WHITENED_VERSION):
         raise MismatchError(
             f"{where} has format version {attrs.get('format_version')} (written by dbksvd-dask "
-            f"{attrs.get('package_version')}); this is dbksvd-dask {dbksvd_dask.__version__}, which reads version "
-            f"{VERSION}; install a matching version"
+            f"{attrs.get('package_version')}); this is dbksvd-dask {dbksvd_dask.__version__}, which reads versions "
+            f"{VERSION} and {WHITENED_VERSION}; install a matching version"
         )
 
 
@@ -211,6 +214,7 @@ def _read(where: str, group: zarr.Group, attrs: dict[str, Any]) -> Dictionary:
         arrays.get("previous"),
         dict(attrs.get("extra", {})),
         arrays.get("weights"),
+        arrays.get("whitening"),
     )
 
 
@@ -222,6 +226,7 @@ def _check_shapes(where: str, arrays: dict[str, np.ndarray]) -> None:
         "counts": (n_atoms,),
         "previous": (n_atoms, n_features),
         "weights": (n_atoms,),
+        "whitening": (n_features, n_features),
     }
     for name, shape in shapes.items():
         if name in arrays and arrays[name].shape != shape:

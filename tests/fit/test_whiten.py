@@ -1,13 +1,17 @@
-"""`whiten`: atoms are updated in other coordinates; everything else about a dictionary stays as it is."""
+"""`whiten`: samples are fitted and encoded in other coordinates; atoms, codes and figures are of samples as they are."""
+
+from dataclasses import replace
 
 import dask
 import dask.array as da
 import numpy as np
 import pytest
 
-from dbksvd_dask import DBKSVD, encode
-from dbksvd_dask.errors import InputError
+from dbksvd_dask import DBKSVD, encode, encode_store, open_codes, open_dictionary, save_dictionary
+from dbksvd_dask.errors import InputError, StoreError
 from dbksvd_dask.kernels import whiten
+from dbksvd_dask.store.dictionary import publish_dictionary
+from dbksvd_dask.store.runs import readable_checkpoint
 from tests.helpers.cli import run as run_command
 from tests.helpers.stores import make_store
 
@@ -27,7 +31,7 @@ def test_it_is_a_fit_of_whitened_samples_mapped_back(samples, how):
     start = np.random.default_rng(0).standard_normal((24, 12)).astype(np.float32)
     model = DBKSVD(24, 4, init=start, whiten=0.5, **PLAIN, **how).fit(samples)
     centred = samples - samples.mean(axis=0)
-    maps = whiten.whitening(whiten.second_moment(centred), 0.5, samples.dtype)
+    maps = whiten.Whitening.of(whiten.whitening(whiten.second_moment(centred), 0.5, samples.dtype))
     twin = DBKSVD(24, 4, init=start @ maps.forward, center=False, **PLAIN, **how).fit(centred @ maps.forward)
     # a pursuit that meets a near tie may choose otherwise: nearly all atoms agree
     agree = np.abs(np.sum(model.components_ * maps.back(twin.components_), axis=1))
@@ -58,17 +62,52 @@ def test_resumed_gives_the_same_bits(samples, tmp_path):
     assert again.components_.tobytes() == expected.tobytes()
 
 
-def test_codes_and_held_out_figures_are_those_of_samples_as_they_are(samples, tmp_path):
+def test_codes_are_those_of_whitened_samples_and_figures_those_of_samples(samples, tmp_path):
     model = DBKSVD(24, 4, whiten=0.5, **{**PLAIN, "validation": samples[:100]}).fit(samples)
     codes = model.transform(samples)
-    again = encode(samples, model.components_, 4, mean=model.mean_)
-    np.testing.assert_array_equal(codes["atom"], again["atom"])
+    white = whiten.Whitening.of(model.to_dictionary().whitening)
+    twin = encode((samples - model.mean_).astype("f4") @ white.forward, white.into(model.components_), 4)
+    assert (codes["atom"].values == twin["atom"].values).mean() > 0.99  # a near tie may fall otherwise
     R = samples[:100] - model.inverse_transform(codes.isel(sample=slice(100)))
     error = np.mean(np.linalg.norm(R, axis=1) / np.linalg.norm(samples[:100] - model.mean_, axis=1))
     assert float(model.history_["validation_relative_error"][-1]) == pytest.approx(error, rel=1e-4)
+    left = samples - model.inverse_transform(codes)
+    assert model.score(samples) == pytest.approx(np.mean(1 - left.var(axis=0) / samples.var(axis=0)), rel=1e-4)
     loaded = DBKSVD.load(model.save(tmp_path / "d.zarr"))
     assert loaded.whiten == 0.5
     assert loaded.transform(samples).equals(codes)
+    assert not encode(samples, model.components_, 4, mean=model.mean_).equals(codes)
+
+
+def test_a_dictionary_encodes_a_store_as_it_does_an_array(samples, tmp_path):
+    model = DBKSVD(24, 4, whiten=0.5, refit=True, **PLAIN).fit(samples)
+    store = make_store(tmp_path / "s.zarr", samples, chunk_rows=130)
+    run = model.save(tmp_path / "d.zarr")
+    expected = model.transform(samples)
+    for part in ((1, 2), (2, 2)):
+        encode_store(store, run, tmp_path / "codes.zarr", part=part)
+    encode_store(store, run, tmp_path / "codes.zarr")
+    stored = open_codes(tmp_path / "codes.zarr")
+    for name in ("atom", "coefficient"):
+        assert stored[name].values.tobytes() == expected[name].values.tobytes()
+        assert encode(samples[7:9], run)[name].shape == (2, 4)
+    assert stored.attrs["metrics"]["variance_explained"] == pytest.approx(model.score(samples), rel=1e-5)
+
+
+def test_a_fit_begun_before_dictionaries_kept_the_map_goes_on(samples, tmp_path):
+    how = PLAIN | {"whiten": 0.5}
+    expected = DBKSVD(24, 4, **how).fit(samples).components_
+    DBKSVD(24, 4, checkpoint=tmp_path / "run", **{**how, "n_iter": 2}).fit(samples)
+    newest, state, _ = readable_checkpoint(tmp_path / "run")
+    publish_dictionary(newest, replace(state, whitening=None))
+    again = DBKSVD(24, 4, checkpoint=tmp_path / "run", **how).fit(samples, resume=True)
+    assert again.components_.tobytes() == expected.tobytes()
+
+
+def test_a_damaged_map_is_refused(samples, tmp_path):
+    model = DBKSVD(24, 4, whiten=0.5, **PLAIN).fit(samples)
+    with pytest.raises(StoreError, match=r"`whitening` has shape \(3, 3\) instead of \(12, 12\)"):
+        open_dictionary(save_dictionary(tmp_path / "d", replace(model.to_dictionary(), whitening=np.eye(3))))
 
 
 def test_bad_values_and_combinations_are_refused_in_one_line(samples):

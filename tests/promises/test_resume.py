@@ -160,7 +160,7 @@ def test_a_checkpoint_of_another_format_version_is_refused_with_both(store, run)
     content = json.loads(meta.read_text())
     content["attributes"]["format_version"] = 99
     meta.write_text(json.dumps(content))
-    with pytest.raises(MismatchError, match=r"format version 99 .* reads version 2"):
+    with pytest.raises(MismatchError, match=r"format version 99 .* reads versions 2 and 3"):
         clusters.on_threads(store, 1, checkpoint=run, resume=True)
 
 
@@ -280,7 +280,7 @@ def test_a_checkpoint_under_the_name_of_another_is_damage(run):
 
 def test_a_checkpoint_of_the_format_before_is_refused(store, run):
     edit(checkpoints(run)[-1], lambda attributes: attributes.update(format_version=1))
-    with pytest.raises(MismatchError, match=r"format version 1 .* reads version 2"):
+    with pytest.raises(MismatchError, match=r"format version 1 .* reads versions 2 and 3"):
         clusters.on_threads(store, 1, checkpoint=run, resume=True)
 
 
