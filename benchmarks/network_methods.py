@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks import peer_itda
 from benchmarks.common import Stopwatch, unit_atoms
 from benchmarks.peer_base import mean_norm
-from dbksvd_dask import DBKSVD, Dictionary, Whitener, fit_linear_encoder, save_dictionary
+from dbksvd_dask import DBKSVD, Dictionary, fit_linear_encoder, save_dictionary
 from dbksvd_dask.evaluate.metrics import variance_explained
 from dbksvd_dask.export.saelens import export_linear
 from dbksvd_dask.fit.trainer import Trainer
@@ -39,8 +39,6 @@ ITDA_ROWS = 100_000
 DECAY = 0.2
 # Seed of the short runs that compare learning rates; no reported run has it.
 TRIAL_SEED = 100
-# File of the maps beside a dictionary of whitened rows.
-WHITENER = "whitener.npz"
 # Training rows on which learning rates are compared, a tenth at most; the last ones: no autoencoder sees them.
 N_VALIDATION = 4096
 
@@ -129,17 +127,6 @@ def fit_linear(training: Training, folder: Path, recipe: str) -> None:
     with dask.config.set(scheduler="synchronous"):
         encoder = fit_linear_encoder(model, training.rows, encode="plain")
     export_linear(encoder, folder, model_name="benchmark", hook_name="benchmark")
-
-
-def fit_whitened(training: Training, folder: Path, recipe: str) -> None:
-    """Fit on whitened rows; write the dictionary, and the maps beside it."""
-    with dask.config.set(scheduler="synchronous"):
-        whitener = Whitener(seed=training.seed).fit(training.rows)
-        whitened = replace(training, rows=whitener.transform(training.rows))
-    model = fit_model(whitened, recipe)
-    folder.mkdir(parents=True)
-    model.save(folder / "dictionary")
-    whitener.save(folder / WHITENER)
 
 
 def project_to_start(atoms: np.ndarray, start: np.ndarray, least: float = SOFT_FROZEN) -> np.ndarray:
@@ -296,7 +283,7 @@ METHODS: dict[str, Method] = {
     "DB-KSVD read, linear": Method(
         partial(fit_linear, recipe="read"), "recipe read, codes of one pursuit by one linear step and a threshold"
     ),
-    "DB-KSVD whitened": Method(partial(fit_whitened, recipe="reconstruct"), "recipe reconstruct on whitened rows"),
+    "DB-KSVD whitened": Method(partial(fit_ours, recipe="reconstruct", whiten=0.5), "the same, whiten=0.5"),
     "DB-KSVD recover": Method(partial(fit_ours, recipe="recover"), "recipe recover: grown, mean sparsity"),
     "TopK SAE": Method(fit_autoencoder, "own encoder", "torch"),
     "BatchTopK SAE": Method(partial(fit_autoencoder, kind="BatchTopKSAE"), "own encoder", "torch"),

@@ -7,7 +7,6 @@ and gives a flat dict that goes to one line of the results.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from benchmarks.network_data import Prepared
-from benchmarks.network_methods import WHITENER
-from dbksvd_dask import Whitener, codes_to_csr
+from dbksvd_dask import codes_to_csr
 from dbksvd_dask.codes import make_codes
 from dbksvd_dask.evaluate.absorption import ClassProbes, absorption, class_probes
 from dbksvd_dask.evaluate.coherence import coherence
@@ -32,31 +30,6 @@ BLOCK = 4096
 BINS = np.linspace(0.0, 1.0, 41)
 
 
-class WhitenedCoder:
-    """A dictionary of whitened rows, for rows as they are.
-
-    Parameters
-    ----------
-    folder : of the dictionary and of the maps
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._coder, self._whitener = Coder(folder / "dictionary"), Whitener.load(folder / WHITENER)
-        found = self._coder.dictionary
-        back = self._whitener.backward_
-        mean = self._whitener.mean_ + (0 if found.mean is None else found.mean @ back)
-        self.dictionary = replace(found, atoms=np.ascontiguousarray(found.atoms @ back), mean=mean)
-        self.n_features = found.n_features
-
-    def codes(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return atom (n, k) and coefficient (n, k) of rows."""
-        return self._coder.codes(self._whitener.transform(rows))
-
-    def __call__(self, rows: np.ndarray) -> np.ndarray:
-        """Return the reconstruction of rows (n, n_features)."""
-        return self._whitener.inverse_transform(self._coder(self._whitener.transform(rows)))
-
-
 class Subject:
     """A dictionary on disk, with its encoder.
 
@@ -66,9 +39,8 @@ class Subject:
     """
 
     def __init__(self, folder: Path) -> None:
-        whitened = (folder / WHITENER).exists()
-        opened = WhitenedCoder(folder) if whitened else open_reconstruction(folder)
-        if not isinstance(opened, Coder | SparseAutoencoder | WhitenedCoder):
+        opened = open_reconstruction(folder)
+        if not isinstance(opened, Coder | SparseAutoencoder):
             raise TypeError(f"{folder} is neither a dictionary nor an autoencoder")
         self.reconstruct = opened
 

@@ -12,7 +12,6 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "DBKSVD": "dbksvd_dask.model",
-    "Whitener": "dbksvd_dask.whitener",
     "Dictionary": "dbksvd_dask.dictionary",
     "LinearEncoder": "dbksvd_dask.linear",
     "encode": "dbksvd_dask.encoding",
@@ -51,7 +50,6 @@ if TYPE_CHECKING:
     from dbksvd_dask.store.dictionary import save_dictionary as save_dictionary
     from dbksvd_dask.store.runs import open_dictionary as open_dictionary
     from dbksvd_dask.store.writer import create_activations as create_activations
-    from dbksvd_dask.whitener import Whitener as Whitener
 
 __all__ = sorted([*_PUBLIC, "__version__"])
 

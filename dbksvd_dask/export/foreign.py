@@ -235,9 +235,7 @@ def _saelens_found(where: str, config: Mapping[str, Any]) -> _Found:
         atoms = _unstacked(atoms, where)
     mean = tensors.get("b_dec") if ours.get("has_mean", True) else None
     params = dict(ours.get("params") or _params_of(config))
-    return _Found(
-        atoms, mean, tensors.get(WHITENING), "atoms_first", params, about, int(ours.get("iteration", 0))
-    )
+    return _Found(atoms, mean, tensors.get(WHITENING), "atoms_first", params, about, int(ours.get("iteration", 0)))
 
 
 def _params_of(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -285,7 +285,7 @@ def _notes(dictionary: Dictionary, spec: EncodeSpec, form: str) -> tuple[str, ..
     notes = []
     if dictionary.whitening is not None:
         notes.append(
-            "SAELens encodes samples as they are, this dictionary whitened ones, and loses more than a little without"
+            "SAELens encodes samples as they are, this dictionary whitened ones: its codes are worse ones"
             + plain
             + ", or a linear encoder (`--linear`, `fit_linear_encoder`)"
         )

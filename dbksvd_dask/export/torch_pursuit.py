@@ -61,7 +61,7 @@ class TorchPursuit:
         return acts.reshape(*x.shape[:-1], W_dec.shape[0])
 
     def _whitened(self, W_dec: torch.Tensor, whitening: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the atoms in whitened coordinates, unit rows, and their lengths there; mapped again if changed."""
+        """Return the atoms in whitened coordinates, unit rows, and their lengths; mapped again if changed."""
         state = [(t.data_ptr(), t._version, t.dtype, t.device) for t in (W_dec, whitening)]
         if self._mapped is None or self._mapped[0] != state:
             with torch.no_grad():

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 # One number per purpose keeps the random streams apart.
-EPOCH, ROUNDS, INIT, VALIDATION, DEAD, GROWTH, LINEAR, WHITENING = range(8)
+EPOCH, ROUNDS, INIT, VALIDATION, DEAD, GROWTH, LINEAR = range(7)
 
 
 def generator(seed: int, *path: int) -> np.random.Generator:

@@ -180,8 +180,8 @@ def _check_format(where: str, attrs: dict[str, Any]) -> None:
     if attrs.get("format_version") not in (VERSION, WHITENED_VERSION):
         raise MismatchError(
             f"{where} has format version {attrs.get('format_version')} (written by dbksvd-dask "
-            f"{attrs.get('package_version')}); this is dbksvd-dask {dbksvd_dask.__version__}, which reads versions "
-            f"{VERSION} and {WHITENED_VERSION}; install a matching version"
+            f"{attrs.get('package_version')}); this is dbksvd-dask {dbksvd_dask.__version__}, which reads "
+            f"versions {VERSION} and {WHITENED_VERSION}; install a matching version"
         )
 
 

@@ -2,12 +2,13 @@
 
 import json
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from dbksvd_dask.dictionary import Dictionary
+from dbksvd_dask.dictionary import Dictionary, dictionary_fingerprint
 from dbksvd_dask.errors import InputError, StoreError
 from dbksvd_dask.export.foreign import load_foreign, read_safetensors
 from dbksvd_dask.export.huggingface import export_huggingface
@@ -114,6 +115,25 @@ def test_huggingface_folder_comes_back_as_it_went(make_dictionary, tmp_path, rng
     np.testing.assert_array_equal(got.atoms, D)
     np.testing.assert_array_equal(got.mean, mean)  # float64, to the last bit
     assert (got.params["k"], got.params["seed"], got.iteration) == (3, 4, 9)
+
+
+@pytest.mark.parametrize("form", ["hf", "plugin", "builtin"])
+def test_the_map_of_a_whitened_dictionary_comes_back_where_its_reader_uses_it(
+    make_dictionary, tmp_path, form, caplog
+):
+    W = np.diag(np.arange(1, 7)).astype(np.float32)
+    dictionary = Dictionary(make_dictionary(20, 6), None, {"n_atoms": 20, "k": 3}, whitening=W)
+    if form == "hf":
+        export_huggingface(dictionary, tmp_path / "out", repo_id="me/atoms")
+    else:
+        export_saelens(dictionary, tmp_path / "out", **NAMES, form=form)
+    got = load_foreign(tmp_path / "out")
+    if form == "builtin":
+        assert got.whitening is None
+        assert "SAELens encodes samples as they are, this dictionary whitened ones" in caplog.text
+    else:
+        np.testing.assert_array_equal(got.whitening, W)
+        assert dictionary_fingerprint(got)[:8] != dictionary_fingerprint(replace(got, whitening=None))[:8]
 
 
 def test_our_own_dictionary_is_read_too(make_dictionary, tmp_path):

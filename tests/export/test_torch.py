@@ -4,13 +4,17 @@ Runs in the environment of benchmarks/saelens_env.sh (and, for SAEBench, of benc
 every test is skipped.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from dbksvd_dask import codes_to_csr, encode
 from dbksvd_dask.dictionary import Dictionary
+from dbksvd_dask.export.foreign import load_foreign
 from dbksvd_dask.export.saelens import export_saelens
 from dbksvd_dask.kernels.encode import encode_rows, gram_matrix
+from dbksvd_dask.kernels.whiten import second_moment, whitening
 from dbksvd_dask.plan.encoder import EncodeSpec
 from tests.conftest import random_dictionary
 from tests.naive import saelens
@@ -185,6 +189,33 @@ def test_plugin_keeps_refit_and_stages(case, tmp_path):
     with torch.no_grad():
         acts = sae.encode(torch.from_numpy(Y))
     np.testing.assert_allclose(acts, dense((Y - mean).astype(np.float32), D, spec), atol=1e-4)
+
+
+@pytest.fixture
+def whitened(case):
+    D, mean, Y = case
+    W = whitening(second_moment((Y - mean).astype(np.float32)), 0.5, np.dtype(np.float32))
+    return replace(dictionary_of(D, mean), whitening=W), Y
+
+
+def test_plugin_and_saebench_encode_whitened_samples(whitened, tmp_path):
+    sae_lens = pytest.importorskip("sae_lens")
+    import dbksvd_dask.export.saelens_plugin  # noqa: F401
+
+    dictionary, Y = whitened
+    ours = codes_to_csr(encode(Y, dictionary)).toarray()
+    export_saelens(dictionary, tmp_path / "sae", **NAMES, form="plugin")
+    sae = sae_lens.SAE.load_from_disk(tmp_path / "sae")
+    x = torch.from_numpy(Y)
+    with torch.no_grad():
+        acts = sae.encode(x)
+    np.testing.assert_allclose(acts, ours, atol=1e-4)
+    with torch.enable_grad():  # another path: the pursuit in torch
+        np.testing.assert_allclose(sae.encode(x.clone().requires_grad_()).detach(), ours, atol=1e-3)
+    sae.save_model(tmp_path / "again")
+    copy = load_foreign(tmp_path / "again")
+    np.testing.assert_array_equal(copy.whitening, dictionary.whitening)
+    assert codes_to_csr(encode(Y, copy, 6)).toarray() == pytest.approx(ours, abs=1e-5)
 
 
 def test_plugin_survives_saving(case, tmp_path):

@@ -1,4 +1,4 @@
-"""`whiten`: samples are fitted and encoded in other coordinates; atoms, codes and figures are of samples as they are."""
+"""`whiten`: samples are fitted and encoded in other coordinates; atoms and codes are of samples as they are."""
 
 from dataclasses import replace
 

@@ -67,6 +67,7 @@ def test_fit_on_the_device_equals_the_cpu(space, planned, samples, plan):
         {"encoder": "omp"},
         {"gram": "never", "refit": True},
         {"dead_atoms": "random", "lanczos_steps": 1},
+        {"whiten": 0.5},
     ],
     ids=lambda how: next(iter(how)),
 )
@@ -98,6 +99,18 @@ def test_encode_transform_and_score_equal_the_cpu(space, planned, samples, plan)
     score = model.score(samples)
     model.set_params(device="gpu")
     np.testing.assert_array_equal(model.transform(samples).atom, cpu.atom)
+    assert model.score(samples) == pytest.approx(score, abs=1e-5)
+
+
+@pytest.mark.parametrize("how", [{}, {"gram": "never"}, {"encoder": "omp"}], ids=str)
+def test_whitened_codes_on_the_device_equal_those_of_the_cpu(space, planned, samples, how):
+    planned(PLANS["pursuit-on-host" if how.get("encoder") == "omp" else "resident"], 7)
+    model = fit(samples, "cpu", whiten=0.5, **how)
+    cpu, score = model.transform(samples), model.score(samples)
+    model.set_params(device="gpu")
+    gpu = model.transform(samples)
+    np.testing.assert_array_equal(gpu.atom, cpu.atom)
+    np.testing.assert_allclose(gpu.coefficient, cpu.coefficient, atol=1e-4)
     assert model.score(samples) == pytest.approx(score, abs=1e-5)
 
 
