@@ -101,13 +101,20 @@ def _result(client: Any, batch: Together, first: Any) -> Outcome:
 
 
 def _require_homes(client: Any, batch: Together, waited: bool) -> bool:
-    """Return whether shares wait for a lost or closing worker; raise if they already did before."""
+    """Return whether shares wait for a lost, closing or paused worker; raise if they already did before."""
     keys = set(batch.keys)
 
-    def unrunnable(dask_scheduler: Any) -> list[str]:  # local, so a scheduler without this package can run it
-        return [task.key for task in dask_scheduler.unrunnable if task.key in keys]
+    def waiting(dask_scheduler: Any) -> list[str]:  # local, so a scheduler without this package can run it
+        found = [task.key for task in dask_scheduler.unrunnable if task.key in keys]
+        for worker in dask_scheduler.workers.values():
+            if (
+                worker.status.name == "paused"
+            ):  # it holds back what has not begun; a share that has is long running
+                held = set(worker.processing) - set(worker.long_running)
+                found += [task.key for task in held if task.key in keys]
+        return found
 
-    stuck = client.run_on_scheduler(unrunnable)
+    stuck = client.run_on_scheduler(waiting)
     if stuck and waited:
         homes = dict(zip(batch.keys, batch.homes, strict=True))
         raise PeersLostError(f"the worker at {homes[stuck[0]]} is gone or takes no tasks")

@@ -163,8 +163,8 @@ def _check_workers(client: Any, seen: float) -> float:
     Dask pauses a worker at 80 % of its memory limit: it stays but takes no task, and if the limit is below what it
     needs to start it never will.
     """
-    workers = client.scheduler_info()["workers"].values()  # some versions of Dask list only the first few
-    if len(client.nthreads()) > len(workers) or any(worker.get("status") != "paused" for worker in workers):
+    workers = client.run_on_scheduler(_states_of_workers())
+    if any(state != "paused" for state in workers):
         return time.monotonic()
     gone = time.monotonic() - seen
     if gone > NO_WORKERS_SECONDS and workers:
@@ -180,6 +180,15 @@ def _check_workers(client: Any, seen: float) -> float:
     what = "only paused workers" if workers else "no workers"
     logger.warning("the scheduler has %s; waiting for some since %.0f s", what, gone)
     return seen
+
+
+def _states_of_workers() -> Callable[..., list[str]]:
+    """Return a function that lists the state of every worker; `client.scheduler_info` lists five."""
+
+    def states(dask_scheduler: Any) -> list[str]:  # local, so a scheduler without this package can run it
+        return [worker.status.name for worker in dask_scheduler.workers.values()]
+
+    return states
 
 
 def address(client: Any) -> str:

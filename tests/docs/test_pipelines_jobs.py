@@ -9,7 +9,7 @@ import pytest
 
 from dbksvd_dask import DBKSVD, open_codes, open_dictionary
 from pipelines import fit_and_encode
-from tests.helpers import jobs
+from tests.helpers import clusters, jobs
 
 SMALL = ("--n-atoms", 24, "--k", 3)
 
@@ -38,14 +38,8 @@ def test_the_script_goes_on_where_it_was_and_gives_the_result_of_the_library(tmp
 def test_script_and_commands_give_the_same_on_a_cluster_by_address(tmp_path, store):
     from distributed import LocalCluster
 
-    with LocalCluster(
-        n_workers=1,
-        threads_per_worker=2,
-        processes=False,
-        protocol="tcp",
-        host="127.0.0.1",
-        dashboard_address="127.0.0.1:0",
-    ) as cluster:
+    tcp = {"protocol": "tcp", "host": "127.0.0.1"}
+    with LocalCluster(**clusters.IN_PROCESS, **tcp, n_workers=1, threads_per_worker=2) as cluster:
         at = ("--scheduler", cluster.scheduler_address, "--wait-for", 1)
         assert run(store, tmp_path / "a", tmp_path / "a.zarr", *SMALL, "--n-iter", 2, *at) == 0
         read = ("--recipe", "read", *SMALL, "--n-iter", 2)

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from tests.helpers import jobs
+from tests.helpers import clusters, jobs
 
 README = (jobs.ROOT / "README.md").read_text(encoding="utf-8")
 PYTHON = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
@@ -28,9 +28,7 @@ def test_lines_on_a_cluster_run(tmp_path, monkeypatch, capsys):
     jobs.write_store(tmp_path / "store.zarr", jobs.made_up(600, 16), 100)
     template = next(block for block in PYTHON if "distributed" in block)
     code = template.replace("/shared", str(tmp_path)).replace("n_atoms=16384, k=64", "n_atoms=32, k=4, n_iter=2")
-    with LocalCluster(
-        n_workers=1, threads_per_worker=2, processes=False, protocol="tcp", dashboard_address="127.0.0.1:0"
-    ) as cluster:
+    with LocalCluster(**clusters.IN_PROCESS, n_workers=1, threads_per_worker=2, protocol="tcp") as cluster:
         scope = {}
         exec(code.replace("tcp://head:8786", cluster.scheduler_address), scope)
         scope["client"].close()

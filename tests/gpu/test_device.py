@@ -21,6 +21,7 @@ from dbksvd_dask.jobs.encode import encode_store
 from dbksvd_dask.plan import device as gpu_plan
 from dbksvd_dask.plan.device import CPU, Placement, Sizes, peak_bytes, plan_device
 from dbksvd_dask.plan.encoders import ENCODERS
+from tests.helpers import clusters
 
 ROOT = Path(__file__).resolve().parents[2]
 Y = np.random.default_rng(0).standard_normal((40, 6)).astype(np.float32)
@@ -104,8 +105,7 @@ def test_one_worker_without_a_card_keeps_all_on_the_cpu(monkeypatch):
 def test_workers_of_a_cluster_are_asked():
     from distributed import Client, LocalCluster
 
-    quiet = {"dashboard_address": "127.0.0.1:0", "processes": False}
-    with LocalCluster(n_workers=2, threads_per_worker=1, **quiet) as cluster, Client(cluster):
+    with LocalCluster(**clusters.IN_PROCESS, n_workers=2, threads_per_worker=1) as cluster, Client(cluster):
         found = backend.workers()
         assert len(found) == 2
         assert all(w.name and w.n_threads == 1 for w in found)

@@ -14,6 +14,7 @@ import dbksvd_dask
 from dbksvd_dask.graph import _compat
 from dbksvd_dask.graph._compat import DataNode, List, Task, TaskRef
 from dbksvd_dask.graph.tasks import Tasks
+from tests.helpers import clusters
 
 PACKAGE = Path(dbksvd_dask.__file__).parent
 
@@ -102,9 +103,7 @@ def test_a_graph_is_computed_by_the_scheduler_that_is_set():
 @pytest.mark.cluster
 def test_the_client_whose_scheduler_is_current_is_found():
     distributed = pytest.importorskip("distributed")
-    with distributed.Client(
-        processes=False, n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0"
-    ) as client:
+    with distributed.Client(**clusters.IN_PROCESS, n_workers=1, threads_per_worker=1) as client:
         assert _compat.scheduler_client() is client
         with dask.config.set(scheduler="threads"):
             assert _compat.scheduler_client() is None

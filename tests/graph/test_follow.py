@@ -13,7 +13,7 @@ BATCH = SimpleNamespace(keys=["share-0"], homes=["tcp://gone"], n_rounds=1)
 
 def client_with(*unrunnable):
     """Stand in for a client whose scheduler cannot place some tasks."""
-    scheduler = SimpleNamespace(unrunnable=[SimpleNamespace(key=key) for key in unrunnable])
+    scheduler = SimpleNamespace(unrunnable=[SimpleNamespace(key=key) for key in unrunnable], workers={})
     return SimpleNamespace(run_on_scheduler=lambda look: look(scheduler))
 
 

@@ -14,6 +14,7 @@ from dbksvd_dask.plan import seeds
 from dbksvd_dask.plan.encoder import EncodeSpec
 from dbksvd_dask.plan.groups import plan_groups
 from dbksvd_dask.plan.shares import plan_shares
+from tests.helpers import clusters
 from tests.helpers.jobs import write_store
 
 N_CHUNKS = 21
@@ -166,8 +167,7 @@ def test_outside_a_worker_a_task_has_one_thread():
 @pytest.mark.cluster
 def test_a_task_knows_the_threads_of_its_worker():
     distributed = pytest.importorskip("distributed")
-    how = {"processes": False, "n_workers": 1, "threads_per_worker": 3, "dashboard_address": "127.0.0.1:0"}
-    with distributed.Client(**how) as client:
+    with distributed.Client(**clusters.IN_PROCESS, n_workers=1, threads_per_worker=3) as client:
         assert client.submit(threads.own_threads).result() == 3
 
 

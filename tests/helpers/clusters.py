@@ -30,6 +30,10 @@ HOW = {
 }
 
 
+# Workers inside the test process: each counts the memory of all of it as its own, and would pause above a limit.
+IN_PROCESS = {"processes": False, "dashboard_address": "127.0.0.1:0", "memory_limit": None}
+
+
 def small_store(folder):
     """A store of several batches: (6000, 32) float32 in chunks of 400 rows."""
     return write_store(Path(folder) / "store.zarr", made_up(6000, 32), 400)

@@ -22,7 +22,7 @@ from dbksvd_dask.events import Retrying
 from dbksvd_dask.jobs import _units
 from dbksvd_dask.jobs.encode import EncodeJob, encode_store
 from dbksvd_dask.store import atomic
-from tests.helpers import jobs
+from tests.helpers import clusters, jobs
 from tests.helpers.encode_fixtures import CHUNK, D, K, M, N, count_units, rows, run, small_chunks, store, whole  # noqa: F401
 
 # -- late tasks -------------------------------------------------------------------------------------------
@@ -159,9 +159,7 @@ def test_a_cluster_gives_the_same_bytes(tmp_path, store, run, whole):
     heard = []
     out = tmp_path / "codes.zarr"
     with (
-        LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0"
-        ) as cluster,
+        LocalCluster(**clusters.IN_PROCESS, n_workers=2, threads_per_worker=1) as cluster,
         Client(cluster),
     ):
         result = encode_store(store, run, out, callbacks=[heard.append])

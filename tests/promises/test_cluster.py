@@ -10,10 +10,11 @@ from importlib.util import find_spec
 import dask
 import numpy as np
 import pytest
-from distributed import Client
+from distributed import Client, Status
 
 from dbksvd_dask import DBKSVD, cluster, events, fit_linear_encoder, progress
 from dbksvd_dask.errors import ClusterError, InputError
+from dbksvd_dask.graph import run
 from tests.helpers import clusters
 from tests.helpers.jobs import made_up, write_store
 
@@ -208,8 +209,7 @@ def test_killing_any_of_five_workers_gives_the_same_bits(store, tmp_path, rank):
 @pytest.mark.slow
 def test_sixteen_workers_of_one_process_give_the_bits_of_one_thread(store):
     how = {"chunk_size": 50, "n_iter": 2}
-    local = {"processes": False, "n_workers": 16, "threads_per_worker": 1, "dashboard_address": "127.0.0.1:0"}
-    with Client(**local) as client:
+    with Client(**clusters.IN_PROCESS, n_workers=16, threads_per_worker=1) as client:
         found = clusters.fit(store, **how)
         assert len(client.nthreads()) == 16
     clusters.same(found, clusters.on_threads(store, 1, **how))
@@ -238,12 +238,38 @@ def test_sums_in_pieces_give_the_bits_of_one_thread(client, wide_store):
 @pytest.mark.slow
 def test_sums_in_pieces_give_the_bits_of_one_thread_on_five_workers(wide_store):
     """Workers of one process have no sockets between them: their event loop passes bytes on."""
-    local = {"processes": False, "n_workers": 5, "threads_per_worker": 1, "dashboard_address": "127.0.0.1:0"}
     seen = []
-    with Client(**local):
+    with Client(**clusters.IN_PROCESS, n_workers=5, threads_per_worker=1):
         found = clusters.fit(wide_store, [seen.append], **WIDE)
     clusters.same(found, clusters.on_threads(wide_store, 1, **WIDE))
     assert not [e for e in seen if isinstance(e, events.Retrying)]
+
+
+@pytest.mark.slow
+def test_a_worker_paused_before_its_share_has_begun_is_not_waited_for(store, tmp_path, monkeypatch):
+    """Its task lies ready and would wait as long as the worker is paused; another worker computes the batch."""
+    monkeypatch.setattr(run, "POLL_SECONDS", 0.2)
+    held, seen = [], []
+    with Client(**clusters.IN_PROCESS, n_workers=2, threads_per_worker=1) as client, ThreadPoolExecutor(1) as pool:
+        worker = client.cluster.workers[1]
+
+        def hold(event):
+            seen.append(event)
+            if isinstance(event, events.BatchStarted) and event.iteration == 1 and not held:
+                held.append(client.submit(clusters.await_file, tmp_path, "open", workers=[worker.address]))
+                clusters.await_true(lambda: worker.state.executing_count == 1)
+                pool.submit(pause)
+
+        def pause():
+            clusters.await_true(lambda: any(task.state == "ready" for task in worker.state.tasks.values()))
+            worker.loop.add_callback(setattr, worker, "status", Status.paused)
+            clusters.await_true(lambda: worker.status == Status.paused)
+            (tmp_path / "open").touch()
+
+        found = clusters.fit(store, [hold])
+        assert worker.status == Status.paused
+    clusters.same(found, clusters.on_threads(store, 1))
+    assert [e.iteration for e in seen if isinstance(e, events.BatchFinished)] == [0, 1, 2]
 
 
 def test_local_cluster_listens_on_loopback_only(client):

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import dask
 import numpy as np
 import pytest
-from distributed import WorkerPlugin
+from distributed import Client, WorkerPlugin
 
 from dbksvd_dask import cluster, events
 from dbksvd_dask.errors import ClusterError, InputError, StoreError
@@ -440,27 +440,25 @@ def test_what_will_fail_again_is_not_tried_again(store, monkeypatch, error):
 # ---------------------------------------------------------------------------------------------- paused workers
 
 
-class Paused:
-    """A client of workers that are all paused, as with a memory limit below what a worker needs to start."""
-
-    scheduler = SimpleNamespace(address="tcp://head:8786")
-
-    def __init__(self, *states):
-        self.states = states
-
-    def nthreads(self):
-        return dict.fromkeys(range(len(self.states)), 1)
-
-    def scheduler_info(self):
-        return {"workers": {f"tcp://{i}": {"status": state} for i, state in enumerate(self.states)}}
-
-
 def test_workers_that_are_all_paused_end_the_wait_in_plain_words(monkeypatch, caplog):
-    monkeypatch.setattr(graph_run.time, "monotonic", lambda: 1000.0)
-    assert graph_run._check_workers(Paused("paused", "running"), 0.0) == 1000.0
-    assert graph_run._check_workers(Paused("paused", "paused"), 900.0) == 900.0
-    assert "the scheduler has only paused workers; waiting for some since 100 s" in caplog.text
-    with pytest.raises(ClusterError, match=r"all workers .* tcp://head:8786 have been paused for 1000 s, .*limit"):
-        graph_run._check_workers(Paused("paused", "paused"), 0.0)
-    with pytest.raises(ClusterError, match="has had no worker for 1000 s"):
-        graph_run._check_workers(Paused(), 0.0)
+    """More workers than the five of which a client lists the states; one process holds them all."""
+    monkeypatch.setattr(graph_run, "time", SimpleNamespace(monotonic=lambda: 1000.0))
+    limited = {**clusters.IN_PROCESS, "memory_limit": "32MB"}
+    with Client(**limited, n_workers=6, threads_per_worker=1) as client:
+        clusters.await_true(lambda: set(client.run_on_scheduler(states_of_workers)) == {"paused"})
+        assert graph_run._check_workers(client, 900.0) == 900.0
+        assert "the scheduler has only paused workers; waiting for some since 100 s" in caplog.text
+        with pytest.raises(ClusterError, match=r"all workers .* inproc://\S+ have been paused for 1000 s"):
+            graph_run._check_workers(client, 0.0)
+        client.cluster.workers[5].memory_manager.memory_limit = 1 << 50  # it resumes by itself
+        clusters.await_true(lambda: "running" in client.run_on_scheduler(states_of_workers))
+        assert graph_run._check_workers(client, 0.0) == 1000.0
+    with (
+        Client(**clusters.IN_PROCESS, n_workers=0) as client,
+        pytest.raises(ClusterError, match="no worker for 1000 s"),
+    ):
+        graph_run._check_workers(client, 0.0)
+
+
+def states_of_workers(dask_scheduler):
+    return [worker.status.name for worker in dask_scheduler.workers.values()]
