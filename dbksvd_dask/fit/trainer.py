@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -28,7 +29,9 @@ from dbksvd_dask.fit.start import (
     plan_memory,
 )
 from dbksvd_dask.graph import batch
+from dbksvd_dask.graph.run import worker_threads
 from dbksvd_dask.graph.sources import Source
+from dbksvd_dask.graph.threads import each
 from dbksvd_dask.kernels.whiten import Whitening
 from dbksvd_dask.plan.memory import MemoryPlan
 from dbksvd_dask.plan.params import FitParams
@@ -118,7 +121,9 @@ class Trainer:
         """Build and compute the graph of a batch."""
         spec, iteration, white = self.policy.batch_spec(state), state.iteration, self._maps(state)
         ahead = extrapolated(state.atoms, state.previous, self.policy.momentum)
-        ahead = ahead if white is None else white.into(ahead)
+        # the threads that will run the batch have nothing else to do; beside a cluster there is one
+        each_atom = partial(each, threads=worker_threads().get("", 1))
+        ahead = ahead if white is None else white.into(ahead, each_atom)
 
         def run(by_tasks: bool | None = None) -> batch.BatchResult:
             graph = batch.build_batch(
@@ -128,7 +133,7 @@ class Trainer:
             return batch.run_batch(graph, round_counter(self.context, spec, iteration))
 
         result = self.context.attempt(batch.safer_again(run), iteration)
-        return result if white is None else result._replace(dictionary=white.back(result.dictionary))
+        return result if white is None else result._replace(dictionary=white.back(result.dictionary, each_atom))
 
     def _maps(self, state: Dictionary) -> Whitening | None:
         """Return the coordinates of the updates, or None for those of the samples."""

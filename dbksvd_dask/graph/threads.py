@@ -31,13 +31,13 @@ def own_threads() -> int:
         return 1
 
 
-def each(function: Callable[[S], T], items: Iterable[S]) -> Iterator[T]:
-    """Call a function for every item on the threads of this worker; yield the results in order.
+def each(function: Callable[[S], T], items: Iterable[S], threads: int | None = None) -> Iterator[T]:
+    """Call a function for every item on threads, by default those of this worker; yield the results in order.
 
     The function must not call `each` itself. After an error no further item is begun.
     """
     items = list(items)
-    threads = min(len(items), own_threads())
+    threads = min(len(items), own_threads() if threads is None else threads)
     if threads <= 1:
         yield from map(function, items)
         return

@@ -115,10 +115,10 @@ def encode_memory(sizes: EncodeSizes, threads: int) -> int:
     held = s.n_atoms * s.n_atoms * s.itemsize * s.gram
     # the tiles of a gram are gone when the first block is encoded
     dictionary = s.n_atoms * s.n_features * s.itemsize
-    if s.whitened:  # the map; and twice the atoms in float64 while they are mapped, then once
-        square = s.n_features**2
-        held += square * s.itemsize + dictionary
-        assembled = max(assembled + square * s.itemsize + dictionary, 8 * (square + 2 * s.n_atoms * s.n_features))
+    if s.whitened:  # the map and its copy; the atoms mapped, and once more meanwhile
+        square = s.n_features**2 * s.itemsize
+        held += square + dictionary
+        assembled = max(assembled + square + dictionary, 2 * (square + dictionary))
     return BASE_BYTES + dictionary + max(assembled, held + threads * task)
 
 

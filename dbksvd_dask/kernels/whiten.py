@@ -9,16 +9,22 @@ codes are always those of the samples as they are.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dbksvd_dask.kernels.blas import one_blas_thread
-from dbksvd_dask.kernels.products import tile_products
-from dbksvd_dask.plan.units import grid_tiles
+from dbksvd_dask.kernels.products import squared_norms, tile_products
+from dbksvd_dask.plan.units import grid_tiles, split_rows
 
 # Smallest variance of a direction, as a share of the mean: below it lies what the samples do not use.
 LEAST_VARIANCE = 1e-3
+
+# Atoms that one call multiplies: a part of a dictionary, for a thread.
+_ATOMS_AT_ONCE = 960
+
+Each = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
 
 
 class Whitening(NamedTuple):
@@ -33,21 +39,28 @@ class Whitening(NamedTuple):
         inverse = np.linalg.inv(forward.astype(np.float64))
         return cls(forward, (inverse + inverse.T) / 2)
 
-    def into(self, D: np.ndarray) -> np.ndarray:
-        """Return atoms in whitened coordinates, with unit rows: (n_atoms, d)."""
-        return unit_product(D, self.forward)[0]
+    def into(self, D: np.ndarray, each: Each = map) -> np.ndarray:
+        """Return atoms in whitened coordinates, with unit rows: (n_atoms, d); `each` as of `unit_product`."""
+        return unit_product(D, self.forward, each)[0]
 
-    def back(self, D: np.ndarray) -> np.ndarray:
+    def back(self, D: np.ndarray, each: Each = map) -> np.ndarray:
         """Return atoms of whitened coordinates as atoms of samples, with unit rows: (n_atoms, d)."""
-        return unit_product(D, self.backward)[0]
+        return unit_product(D, self.backward, each)[0]
 
 
-@one_blas_thread
-def unit_product(D: np.ndarray, W: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return ``D W`` with unit rows, and the lengths they had, in the precision of D: (n_atoms, d), (n_atoms,)."""
-    mapped = np.dot(D.astype(np.float64), W.astype(np.float64))
-    lengths = np.linalg.norm(mapped, axis=1)
-    return np.asarray(mapped / lengths[:, None]).astype(D.dtype), lengths.astype(D.dtype)
+def unit_product(D: np.ndarray, W: np.ndarray, each: Each = map) -> tuple[np.ndarray, np.ndarray]:
+    """Return ``D W`` with unit rows, and the lengths they had, in the precision of D: (n_atoms, d), (n_atoms,).
+
+    Parameters
+    ----------
+    each : calls a function for all items, as `map` does; one that uses threads gives the same bits
+    """
+    W = np.ascontiguousarray(W, dtype=D.dtype)
+    spans = split_rows(D.shape[0], _ATOMS_AT_ONCE)
+    mapped = np.concatenate(list(each(lambda span: mapped_rows(D[slice(*span)], W, span[0]), spans)))
+    lengths = np.sqrt(squared_norms(mapped)).astype(D.dtype)
+    mapped /= lengths[:, None]
+    return mapped, lengths
 
 
 class Whitened(NamedTuple):

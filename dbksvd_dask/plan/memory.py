@@ -182,8 +182,8 @@ def plan_fit(sizes: FitSizes, workers: int = 1, threads: int = 1, together: bool
     # the parts of every chunk and the pairs that they are added up to, the Lanczos vectors, all new atoms
     sums = (2 * own + sizes.lanczos_steps + 1) * round_atoms + sizes.n_atoms * atoms
     mapped = 0
-    if sizes.whitened:  # both maps; the atoms in their coordinates, and twice in float64 while they are mapped
-        mapped = 20 * sizes.n_features**2 + sizes.n_atoms * (atoms + 16 * sizes.n_features)
+    if sizes.whitened:  # both maps and a copy; the atoms in their coordinates, and once more while they are mapped
+        mapped = 24 * sizes.n_features**2 + 2 * sizes.n_atoms * atoms
     parts = (
         (_DICTIONARIES + busy) * sizes.n_atoms * atoms + mapped,
         _gram_bytes(sizes),

@@ -1,5 +1,7 @@
 """Whitening: the maps, and what they do to samples and atoms."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -49,6 +51,18 @@ def test_atoms_come_back_as_they_went(samples, make_dictionary):
     np.testing.assert_allclose(np.linalg.norm(there, axis=1), 1, rtol=1e-6)
     np.testing.assert_allclose(maps.back(there), D, atol=1e-5)
     assert np.abs(there - D).max() > 0.1
+
+
+def test_atoms_mapped_on_threads_have_the_same_bits_and_are_those_of_float64(make_dictionary, rng):
+    D, W = make_dictionary(2500, 40), (np.eye(40) + 0.1 * rng.standard_normal((40, 40))).astype(np.float32)
+    alone, lengths = whiten.unit_product(D, W)
+    with ThreadPoolExecutor(3) as pool:
+        together = whiten.unit_product(D, W, pool.map)
+    assert alone.tobytes() == together[0].tobytes()
+    assert lengths.tobytes() == together[1].tobytes()
+    twin = D.astype(float) @ W
+    np.testing.assert_allclose(lengths, np.linalg.norm(twin, axis=1), rtol=1e-6)
+    np.testing.assert_allclose(alone, twin / np.linalg.norm(twin, axis=1)[:, None], atol=1e-6)
 
 
 def test_codes_of_whitened_samples_reconstruct_samples(samples, make_dictionary, rng):
