@@ -36,8 +36,7 @@ class Whitening(NamedTuple):
     @classmethod
     def of(cls, forward: np.ndarray) -> Whitening:
         """Return both maps; the second follows from the first, so a fit that resumes has the same."""
-        inverse = np.linalg.inv(forward.astype(np.float64))
-        return cls(forward, (inverse + inverse.T) / 2)
+        return cls(forward, _inverse(forward))
 
     def into(self, D: np.ndarray, each: Each = map) -> np.ndarray:
         """Return atoms in whitened coordinates, with unit rows: (n_atoms, d); `each` as of `unit_product`."""
@@ -46,6 +45,13 @@ class Whitening(NamedTuple):
     def back(self, D: np.ndarray, each: Each = map) -> np.ndarray:
         """Return atoms of whitened coordinates as atoms of samples, with unit rows: (n_atoms, d)."""
         return unit_product(D, self.backward, each)[0]
+
+
+@one_blas_thread
+def _inverse(forward: np.ndarray) -> np.ndarray:
+    """Return the inverse of a symmetric map: (d, d) float64, with the same bits on any number of BLAS threads."""
+    inverse = np.linalg.inv(forward.astype(np.float64))
+    return (inverse + inverse.T) / 2
 
 
 def unit_product(D: np.ndarray, W: np.ndarray, each: Each = map) -> tuple[np.ndarray, np.ndarray]:

@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_limits
 
 from dbksvd_dask.kernels import chunk, encode, whiten
 from dbksvd_dask.plan.encoder import EncodeSpec
@@ -107,3 +108,15 @@ def test_directions_without_variance_stay_finite(samples, n_used):
     maps = made(Y, 1.0)
     assert np.isfinite(maps.forward).all()
     np.testing.assert_allclose(maps.forward @ maps.backward, np.eye(5), atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_maps_have_the_same_bits_on_any_number_of_blas_threads(rng, dtype):
+    # above 256 features or so, OpenBLAS divides an inversion among its threads
+    total = whiten.second_moment(rng.standard_normal((800, 400)) * np.geomspace(5, 0.1, 400))
+    found = []
+    for n_threads in (1, 2):
+        with threadpool_limits(n_threads, user_api="blas"):
+            maps = whiten.Whitening.of(whiten.whitening(total, 0.5, np.dtype(dtype)))
+        found.append((maps.forward.tobytes(), maps.backward.tobytes()))
+    assert found[0] == found[1]
