@@ -131,7 +131,7 @@ def test_an_error_names_the_row_and_ends_the_task(samples):
 
 def test_items_share_the_threads_of_a_worker_and_come_back_in_order(monkeypatch):
     monkeypatch.setattr(threads, "own_threads", lambda: 3)
-    together = threading.Barrier(3, timeout=60)
+    together = threading.Barrier(3, timeout=clusters.PATIENCE)
 
     def meet(i):
         together.wait()

@@ -13,6 +13,7 @@ from dbksvd_dask import open_activations
 from dbksvd_dask.errors import InputError, MismatchError, StoreError
 from dbksvd_dask.lm.texts import Texts
 from tests.helpers.cli import fails, run
+from tests.helpers.jobs import PATIENCE
 from tests.helpers.language_models import make_model, make_network, make_tokenizer, save_model, sentences
 
 torch = pytest.importorskip("torch")
@@ -169,7 +170,7 @@ def test_killed_and_run_again_gives_the_same_bytes(tmp_path, folder, event):
     model = open_model(folder)
     capture(model, sentences(60), tmp_path / "whole", ["resid:0", "mlp:1"])
     command = [sys.executable, "-c", KILLED, str(folder), str(tmp_path / "killed"), str(event)]
-    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, timeout=300)
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, timeout=PATIENCE)
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()
     assert not (tmp_path / "killed" / "resid-0.zarr").exists()
     events = []

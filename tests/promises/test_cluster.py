@@ -153,7 +153,7 @@ def test_killed_worker_mid_batch_gives_the_same_bits(client, store, expected, tm
 @pytest.mark.parametrize("then", [signal.SIGCONT, signal.SIGKILL])
 def test_a_worker_stopped_mid_batch_gives_the_same_bits(client, store, expected, tmp_path, then):
     """Stopped with SIGSTOP inside a task, holding states that later rounds need; then let go on, or killed."""
-    client.wait_for_workers(2, timeout=60)
+    client.wait_for_workers(2, timeout=clusters.PATIENCE)
     client.run(clusters.install_gate, str(tmp_path), *clusters.moment(10 + then))
     states = []
 

@@ -33,7 +33,7 @@ def mixed():
         with distributed.Client(cluster) as client:
             started = [start_worker(cluster.scheduler_address, OPENBLAS_CORETYPE=kind) for kind in ("", "Nehalem")]
             try:
-                client.wait_for_workers(2, timeout=120)
+                client.wait_for_workers(2, timeout=clusters.PATIENCE)
                 yield client
             finally:
                 for process in started:
@@ -104,7 +104,7 @@ def test_workers_of_another_numpy_are_warned_about(plain):
     """One worker of another version joins one of this: both are named."""
     plain.run(setattr_numpy, "1.99.9")
     plain.cluster.scale(2)
-    plain.wait_for_workers(2, timeout=120)
+    plain.wait_for_workers(2, timeout=clusters.PATIENCE)
     with pytest.warns(MixedArithmeticWarning, match=r"numpy 1\.99\.9"):
         run.warn_of_mixed_arithmetic(plain)
 
