@@ -355,8 +355,8 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def partial_fit(self, Y: Any, y: Any = None) -> DBKSVD:
         """Update the dictionary on one batch, all of whose samples are used at once.
 
-        The first call sets the mean and the first dictionary, unless `fit` or `load` did. With `whiten`, one of them
-        must have: a single batch does not tell the covariance.
+        The first call sets the mean and the first dictionary, unless `fit` or `load` did. With `whiten`, one of
+        them must have: a single batch does not tell the covariance.
 
         Parameters
         ----------
