@@ -147,5 +147,7 @@ def test_the_command_takes_and_refuses_it(samples, tmp_path, capsys):
     code, _, err = run_command(capsys, *given, 2)
     assert code == 1
     assert "--whiten 2" in err
-    assert run_command(capsys, *given, 0.5)[0] == 0
+    code, out, _ = run_command(capsys, *given, 0.5, "--validation", 0)
+    assert code == 0
+    assert "; relative error of whitened samples 0." in out
     assert "whiten" in run_command(capsys, "info", tmp_path / "run")[1]
