@@ -355,7 +355,8 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def partial_fit(self, Y: Any, y: Any = None) -> DBKSVD:
         """Update the dictionary on one batch, all of whose samples are used at once.
 
-        The first call sets the mean and the first dictionary.
+        The first call sets the mean and the first dictionary, unless `fit` or `load` did. With `whiten`, one of
+        them must have: a single batch does not tell the covariance.
 
         Parameters
         ----------
@@ -366,10 +367,9 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         params = self._params()
         if params.growth is not None:
             raise InputError(f"growth={params.growth} is a schedule over a whole fit; use fit, or growth=None")
-        if params.whiten > 0:
-            raise InputError(f"whiten={params.whiten} needs the covariance of all samples; use fit, or whiten=0")
-        source = as_source(Y, params.chunk_size)
         state: Dictionary | None = getattr(self, "_fitted", None)
+        _check_whiten(params, state)
+        source = as_source(Y, params.chunk_size)
         if state is not None:
             check_width(source, state.n_features, "Y")
             params = _as_before(params, state)
@@ -556,6 +556,20 @@ def history_dataset(history: History) -> xr.Dataset:
     n = max((len(values) for values in history.values()), default=0)
     variables = {name: ("iteration", np.asarray(values)) for name, values in history.items()}
     return xr.Dataset(variables, coords={"iteration": np.arange(n)})
+
+
+def _check_whiten(params: FitParams, state: Dictionary | None) -> None:
+    """Refuse a batch for which there is no map to whitened coordinates, or another one than is asked for."""
+    if state is None or state.whitening is None:
+        if params.whiten > 0:
+            raise InputError(
+                f"whiten={params.whiten} needs the covariance of all samples; begin with fit, or use whiten=0"
+            )
+    elif params.whiten != state.params.get("whiten", params.whiten):
+        raise InputError(
+            f"whiten={params.whiten}, but this dictionary was fitted with whiten={state.params['whiten']}, and "
+            "partial_fit keeps its map; use the same value, or fit anew"
+        )
 
 
 def _as_before(params: FitParams, state: Dictionary) -> FitParams:

@@ -70,10 +70,11 @@ def plot_history(history: Any, *, figsize: tuple[float, float] = (9.0, 3.2)) -> 
         With one pair of axes for the relative error and one for the variance explained.
     """
     rows = _history(history)
+    batch = "whitened batch" if _is_whitened(history) else "batch"
     figure = Plot(figsize=figsize, layout="constrained")
     left, right = figure.subplots(1, 2)
-    _curves(left, rows, "relative_error", "Mean relative error")
-    _curves(right, rows, "variance_explained", "Variance explained")
+    _curves(left, rows, "relative_error", "Mean relative error", batch)
+    _curves(right, rows, "variance_explained", "Variance explained", batch)
     return figure
 
 
@@ -87,10 +88,15 @@ def _legend(ax: Any, corner: str, room: float = 0.0) -> None:
     ax.legend(loc=corner, frameon=False, fontsize="small", labelcolor=INK)
 
 
-def _curves(ax: Any, rows: dict[str, NDArray[Any]], name: str, title: str) -> None:
+def _is_whitened(fitted: Any) -> bool:
+    """Tell whether figures of batches are those of whitened samples, and so not comparable with held-out ones."""
+    return getattr(fitted, "whitening", None) is not None or bool(getattr(fitted, "whiten", 0))
+
+
+def _curves(ax: Any, rows: dict[str, NDArray[Any]], name: str, title: str, batch: str) -> None:
     lines = (
-        (f"{name}_before", "batch, before update", INK, ":"),
-        (name, "batch, after update", BLUE, "-"),
+        (f"{name}_before", f"{batch}, before update", INK, ":"),
+        (name, f"{batch}, after update", BLUE, "-"),
         (f"validation_{name}", "held-out", ORANGE, "-"),
     )
     for key, label, color, style in lines:

@@ -40,6 +40,18 @@ def test_history_has_one_line_per_curve_with_one_point_per_iteration(fitted):
     np.testing.assert_array_equal(explained.lines[2].get_xdata(), [1, 2, 3])
 
 
+@pytest.mark.parametrize("form", ["estimator", "dictionary"])
+def test_history_of_a_whitened_fit_says_which_figures_are_not_those_of_samples(rng, form):
+    Y = rng.standard_normal((300, 8)).astype(np.float32)
+    model = DBKSVD(12, 3, n_iter=2, whiten=0.5).fit(Y)
+    figure = plots.plot_history(model if form == "estimator" else model.to_dictionary())
+    assert [line.get_label() for line in figure.axes[0].lines] == [
+        "whitened batch, before update",
+        "whitened batch, after update",
+        "held-out",
+    ]
+
+
 @pytest.mark.parametrize("form", ["dataset", "dict"])
 def test_history_is_read_from_dataset_and_dict(fitted, form):
     history = fitted[0].history_

@@ -10,7 +10,6 @@ import click
 
 from dbksvd_dask.cli import output
 from dbksvd_dask.cli.sections import NEURONPEDIA, SectionedCommand, SuggestingGroup
-from dbksvd_dask.cli.translate import in_options
 from dbksvd_dask.plan.params import ENCODES
 
 if TYPE_CHECKING:
@@ -230,9 +229,11 @@ def delphi(codes: str, path: str, store: str | None, as_json: bool, **options: A
 
 
 def _describe(result: ExportResult) -> str:
-    """A line for people, and one per note."""
+    """A line for people, and one per note; what the encoder of SAELens does not do has been warned of."""
+    from dbksvd_dask.export.saelens import BUILTIN_ARCHITECTURE
+
     form = f", SAELens architecture {result.architecture}" if result.architecture else ""
     stacked = " (the positive and the negative part of each atom)" if result.stacked else ""
-    typed = click.get_current_context().command
     lines = [f"{result.path}: {result.n_latents} latents{stacked}{form}"]
-    return "\n".join([*lines, *(f"note: {in_options(note, typed)}" for note in result.notes)])
+    notes = () if result.architecture == BUILTIN_ARCHITECTURE else result.notes
+    return "\n".join([*lines, *(f"note: {note}" for note in notes)])

@@ -153,7 +153,11 @@ def _describe(run: str, model: Any, last: dict[str, float | None], seconds: floa
     figures = [
         f"{label} {last[name]:.4f}"
         for label, name in (
-            *(() if held else (("relative error", "relative_error"),)),
+            *(
+                ()
+                if held
+                else ((f"relative error{' of whitened samples' * (model.whiten > 0)}", "relative_error"),)
+            ),
             ("held-out relative error", "validation_relative_error"),
             ("held-out variance explained", "validation_variance_explained"),
         )

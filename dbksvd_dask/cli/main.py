@@ -100,7 +100,9 @@ class _SafeLines(logging.Formatter):
         """Lay out a record."""
         shown = copy.copy(record)  # other handlers get the record as it is
         shown.levelname = record.levelname.lower()
-        return printable(redacted(in_options(super().format(shown), self.command)), keep="\n\t")
+        context = click.get_current_context(silent=True)  # that of a subcommand, such as `export saelens`
+        command = self.command if context is None else context.command
+        return printable(redacted(in_options(super().format(shown), command)), keep="\n\t")
 
 
 def _run(args: list[str]) -> NoReturn:

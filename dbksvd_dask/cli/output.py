@@ -154,12 +154,18 @@ def _plain(value: Any, name: str = "") -> str:
     if isinstance(value, int | float) and name.endswith("seconds"):
         return format_seconds(value)
     if isinstance(value, Mapping):
-        return _joined([f"{printable(str(k))} {_plain(v)}" for k, v in value.items()])
+        return _joined([f"{printable(str(k))} {_inner(v)}" for k, v in value.items()])
     if isinstance(value, list | tuple):
-        return _joined([_plain(item) for item in value])
+        return _joined([_inner(item) for item in value])
     if isinstance(value, float):
         return f"{value:.4g}"
-    return printable(str(value))
+    return printable(str(value)) or "''"
+
+
+def _inner(value: Any) -> str:
+    """Put a value within another one in words: brackets show where several items end."""
+    several = isinstance(value, Mapping | list | tuple) and len(value) > 1
+    return f"({_plain(value)})" if several else _plain(value)
 
 
 # Longest list that a table shows in full: more than the parameters of a fit, less than the files of a store.

@@ -13,12 +13,15 @@ import click
 
 # parameters that have another name as an option
 ALIASES = {"overwrite": "force"}
-# what a message says of a command other than the one that was typed
+# what a message says of a command other than the one that was typed: flags, and options of `import` with a value
 COMMON = {"force": "--force", "resume": "--resume", "link": "--link"}
+OF_IMPORT = {"nonfinite": "--nonfinite", "texts": "--texts"}
 # several options for one parameter, and an option without one
 PHRASES = {
     "tls=TLSFiles(ca, cert, key)": "--tls-ca, --tls-cert, --tls-key",
     "or delete that fit": "or discard that fit with --force",
+    "a linear encoder (fit_linear_encoder)": "a linear encoder (--linear STORE)",
+    "a smaller chunk_size": "a smaller --chunk-size",
 }
 SEPARATORS = {"part": "/", "image_shape": "x"}
 
@@ -48,6 +51,8 @@ def in_options(message: str, command: click.Command | None = None) -> str:
     def translated(found: re.Match[str]) -> str:
         name = ALIASES.get(found["name"], found["name"])
         option = options.get(name)
+        if option is None and name in OF_IMPORT:
+            return f"{OF_IMPORT[name]} {_typed(found['value'])}"
         if option is None:
             return COMMON.get(name, found[0]) if found["value"] == "True" else found[0]
         return _as_option(option, found["value"]) or found[0]
@@ -72,7 +77,12 @@ def _as_option(option: click.Option, value: str) -> str | None:
         return None
     if value.startswith("("):
         value = SEPARATORS.get(str(option.name), ",").join(item.strip() for item in value[1:-1].split(",") if item)
-    return f"{option.opts[-1]} {value.strip(chr(39) + chr(34))}"
+    return f"{option.opts[-1]} {_typed(value)}"
+
+
+def _typed(value: str) -> str:
+    """Return a value without the quotes that it has in Python."""
+    return value.strip("'\"")
 
 
 def typed_command(root: click.Command, args: Sequence[str]) -> click.Command:

@@ -109,6 +109,8 @@ def load_foreign(
         if white.shape != 2 * atoms.shape[1:] or not np.isfinite(white).all():
             raise StoreError(f"{where}: `whitening` has shape {white.shape}, or values that are not finite")
         white = white.astype(atoms.dtype)
+    elif params.get("whiten"):
+        params["whiten"] = 0.0  # the form for the encoder of SAELens has no map: what is read encodes without
     name = os.path.basename(where)
     return Dictionary(atoms, mean, params, name, found.iteration, extra=extra, whitening=white)
 

@@ -212,18 +212,21 @@ def model_card(
         f"{origin}, learned with Double-Batch K-SVD (dbksvd-dask {dbksvd_dask.__version__}). Each sample is the "
         f"mean plus at most {spec.k} atoms with coefficients {signed}.",
         "## Load it",
-        _usage(dictionary, spec, repo_id),
+        _usage(dictionary, repo_id),
     ]
     if model_name and hook_name:
         sections.append(_saelens_usage(spec, repo_id, hook_name, form))
     sections += ["## Metrics", _table({n: _number(v) for n, v in figures.items()}) or "None were recorded."]
     shown = {name: f"{dictionary.params[name]}" for name in _SHOWN_PARAMS if name in dictionary.params}
     sections += ["## Parameters", _table({**shown, "iterations done": f"{dictionary.iteration}"})]
+    tensors = "`dictionary` (n_atoms, n_features), unit rows; `mean` (n_features,)"
+    if dictionary.whitening is not None:
+        tensors += "; `whitening` (n_features, n_features), by which samples are multiplied to be encoded"
     sections += [
         "## Files",
         _table(
             {
-                f"`{HF_WEIGHTS}`": "`dictionary` (n_atoms, n_features), unit rows; `mean` (n_features,)",
+                f"`{HF_WEIGHTS}`": tensors,
                 f"`{HF_CONFIG}`": "all parameters and figures",
                 **({f"`{hook_name}/`": "the same dictionary for SAELens"} if hook_name else {}),
             },
@@ -247,13 +250,7 @@ def _front_matter(model_name: str | None, license: str | None) -> str:
     return "\n".join([*lines, "---"])
 
 
-def _usage(dictionary: Dictionary, spec: EncodeSpec, repo_id: str) -> str:
-    options = [name for name, value in (("nonneg", spec.nonneg), ("refit", spec.refit)) if value]
-    extra = "".join(f", {name}=True" for name in options)
-    if spec.encoder != "mp":
-        extra += f', encoder="{spec.encoder}"'
-    for name, value in (("rtol", spec.rtol), ("min_coefficient", spec.min_coefficient)):
-        extra += f", {name}={value:g}" if value else ""
+def _usage(dictionary: Dictionary, repo_id: str) -> str:
     return "\n".join(
         [
             "```python",
@@ -263,7 +260,7 @@ def _usage(dictionary: Dictionary, spec: EncodeSpec, repo_id: str) -> str:
             "",
             f'dictionary = load_foreign(snapshot_download("{repo_id}"))',
             f"# activations: array of shape (n_samples, {dictionary.n_features})",
-            f"codes = encode(activations, dictionary.atoms, k={spec.k}, mean=dictionary.mean{extra})",
+            "codes = encode(activations, dictionary)",
             "again = decode(codes, dictionary.atoms, dictionary.mean)",
             "```",
         ]

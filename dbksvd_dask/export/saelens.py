@@ -46,6 +46,7 @@ SAELENS_VERSION = "6.54.12"
 CONFIG, WEIGHTS, SPARSITY = "cfg.json", "sae_weights.safetensors", "sparsity.safetensors"
 FORMS = ("builtin", "plugin")
 PLUGIN_ARCHITECTURE = "dbksvd_pursuit"
+BUILTIN_ARCHITECTURE = "matching_pursuit"
 PLUGIN_MODULE = "dbksvd_dask.export.saelens_plugin"
 # What SAELens adds to a density before the logarithm: a dead latent then reads -10.
 DENSITY_FLOOR = 1e-10
@@ -225,7 +226,7 @@ def saelens_config(
         return {**common, "architecture": PLUGIN_ARCHITECTURE, **spec._asdict(), "whitened": whitened}
     return {
         **common,
-        "architecture": "matching_pursuit",
+        "architecture": BUILTIN_ARCHITECTURE,
         "residual_threshold": 0.0,  # an absolute norm there; 0 turns it off
         "max_iterations": min(spec.k, int(params["k"])),  # where k is a mean, more slots than that
         "stop_on_duplicate_support": False,  # choosing an atom again improves a code; True would end it there
@@ -285,9 +286,9 @@ def _notes(dictionary: Dictionary, spec: EncodeSpec, form: str) -> tuple[str, ..
     notes = []
     if dictionary.whitening is not None:
         notes.append(
-            "SAELens encodes samples as they are, this dictionary whitened ones: its codes are worse ones"
+            "SAELens encodes samples as they are, this dictionary whitened ones: its codes are less accurate"
             + plain
-            + ", or a linear encoder (`--linear`, `fit_linear_encoder`)"
+            + ", or a linear encoder (fit_linear_encoder)"
         )
     if spec.encoder != "mp":
         fitted = f"this dictionary was fitted with {spec.encoder!r}"

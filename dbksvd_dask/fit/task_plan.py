@@ -24,6 +24,7 @@ class TaskPlan(NamedTuple):
     tasks: int
     batch_size: int
     chunk_size: int
+    n_train: int  # samples that a batch can have at most
 
     @property
     def tasks_per_worker(self) -> float | None:
@@ -36,18 +37,20 @@ class TaskPlan(NamedTuple):
 
         Examples
         --------
-        >>> TaskPlan(8, 64, 8, 290, 65536, 8192).advice
+        >>> TaskPlan(8, 64, 8, 290, 65536, 8192, 10**6).advice
         '56 of 64 threads have no chunk; use batch_size=524288 or more, or chunk_size=1024 or less'
-        >>> TaskPlan(0, 2, 8, 342, 65536, 8192).advice
+        >>> TaskPlan(0, 2, 1, 56, 5400, 8192, 5400).advice
+        '1 of 2 threads have no chunk; use chunk_size=2700 or less'
+        >>> TaskPlan(0, 2, 8, 342, 65536, 8192, 10**6).advice
         ''
         """
         idle = self.threads - self.chunks
         if idle <= 0:
             return ""
-        return (
-            f"{idle} of {self.threads} threads have no chunk; use batch_size={self.threads * self.chunk_size} or "
-            f"more, or chunk_size={-(-self.batch_size // self.threads)} or less"
-        )
+        larger = self.threads * self.chunk_size
+        ways = [f"batch_size={larger} or more"] if larger <= self.n_train else []
+        ways.append(f"chunk_size={-(-self.batch_size // self.threads)} or less")
+        return f"{idle} of {self.threads} threads have no chunk; use {', or '.join(ways)}"
 
 
 def plan_tasks(context: Context, workers: Mapping[str, int] | None = None) -> TaskPlan:
@@ -77,4 +80,6 @@ def plan_tasks(context: Context, workers: Mapping[str, int] | None = None) -> Ta
     first = context.stream.batch(0)
     graph = batch.build_batch(context.source, first, D, None, spec, 0, shares=shares, by_tasks=by_tasks)
     threads = sum((workers or worker_threads()).values())
-    return TaskPlan(len(workers or ()), threads, chunks, batch.count_tasks(graph), rows, place.chunk_size)
+    tasks = batch.count_tasks(graph)
+    n_train = context.stream.n_train
+    return TaskPlan(len(workers or ()), threads, chunks, tasks, rows, place.chunk_size, n_train)

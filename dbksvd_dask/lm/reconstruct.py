@@ -17,7 +17,7 @@ from dbksvd_dask.codes import decode, make_codes
 from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.errors import InputError, MismatchError, StoreError, brief
 from dbksvd_dask.export.foreign import load_foreign, read_safetensors
-from dbksvd_dask.export.saelens import CONFIG, PLUGIN_ARCHITECTURE, WEIGHTS
+from dbksvd_dask.export.saelens import BUILTIN_ARCHITECTURE, CONFIG, PLUGIN_ARCHITECTURE, WEIGHTS
 from dbksvd_dask.graph.backend import require_gram_fits
 from dbksvd_dask.kernels.encode import Beside, encode_rows, gram_for
 from dbksvd_dask.store.runs import as_dictionary
@@ -173,7 +173,7 @@ def saelens_reconstruction(path: str | os.PathLike[str], k: int | None = None) -
         architecture = config.get("architecture", "standard")
     except (OSError, ValueError, AttributeError) as error:
         raise StoreError(f"{where} is not a SAELens folder: {brief(error)}") from error
-    if architecture in ("matching_pursuit", PLUGIN_ARCHITECTURE):
+    if architecture in (BUILTIN_ARCHITECTURE, PLUGIN_ARCHITECTURE):
         return Coder(load_foreign(where, k=k))
     tensors = read_safetensors(os.path.join(where, WEIGHTS))
     found = SparseAutoencoder(tensors, config, k, where)

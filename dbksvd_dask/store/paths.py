@@ -210,16 +210,25 @@ def open_zarr(path: PathLike, mode: Literal["r", "r+"] = "r") -> zarr.Group | za
         raise StoreError(f"no store at {path}{hint}; make one with `dbksvd import SOURCE {path}`")
     names = list_names(path)
     if not {"zarr.json", ".zgroup", ".zarray"} & set(names):
-        raise StoreError(
-            f"{path} is not a Zarr store (no zarr.json, .zgroup or .zarray in it); "
-            f"turn it into one with `dbksvd import {path} STORE`"
-        )
+        raise StoreError(_not_zarr(path, names))
     with explain_metadata(path):
         # a known format saves the requests for files of the other
         known: Literal[2, 3] = 3 if "zarr.json" in names else 2
         node = zarr.open(store=zarr_store(path, read_only=mode == "r"), mode=mode, zarr_format=known)
         _check_node(node)
     return node
+
+
+def _not_zarr(path: PathLike, names: list[str]) -> str:
+    """Say what a path without Zarr metadata is, or how to make a store of it; `names` are those in the folder."""
+    if any(name.startswith("checkpoint-") and name.endswith(".zarr") for name in names):
+        return (
+            f"{path} is the folder of a fit: it holds a dictionary, not samples or codes; give the path of a store"
+        )
+    return (
+        f"{path} is not a Zarr store (no zarr.json, .zgroup or .zarray in it); "
+        f"turn it into one with `dbksvd import {path} STORE`"
+    )
 
 
 def open_group(path: PathLike) -> zarr.Group:

@@ -154,9 +154,8 @@ def test_plan_counts_the_tasks_of_workers_without_starting_them(tmp_path, store)
     plan = json.loads(jobs.command("fit", store, tmp_path / "run", *how)[1])
     assert (plan["workers"], plan["threads"], plan["chunks_per_batch"]) == (4, 8, 2)
     assert plan["tasks_per_worker"] == plan["tasks_per_batch"] / 4 < 60
-    assert (
-        plan["advice"] == "6 of 8 threads have no chunk; use --batch-size 1024 or more, or --chunk-size 32 or less"
-    )
+    # no batch can have the 1024 samples that eight chunks take
+    assert plan["advice"] == "6 of 8 threads have no chunk; use --chunk-size 32 or less"
 
 
 def test_a_fit_that_needs_more_memory_than_allowed_is_refused_before_it_starts(tmp_path, store):

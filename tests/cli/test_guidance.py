@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dbksvd_dask import encode_store
+from dbksvd_dask import Dictionary, encode_store, open_codes, save_dictionary
 from dbksvd_dask.cli import options
-from dbksvd_dask.errors import InputError
+from dbksvd_dask.errors import InputError, StoreError
 from tests.helpers import jobs
+from tests.helpers.cli import run_apart
 
 SMALL = ("--n-atoms", 24, "--k", 3, "--n-iter", 1, "--chunk-size", 128, "--batch-size", 256)
 
@@ -171,3 +172,24 @@ def test_a_message_lists_eight_names_at_most(tmp_path):
     err = jobs.command("import", tmp_path / "many.npz", tmp_path / "store.zarr")[2]
     assert err.count("layer_") == 8
     assert "and 12 more" in err
+
+
+def test_a_run_in_place_of_samples_or_codes_is_recognised(tmp_path, store):
+    run = tmp_path / "run"
+    assert jobs.command("fit", store, run, *SMALL)[0] == 0
+    for words in (("fit", run, tmp_path / "b", *SMALL), ("shuffle", run, tmp_path / "b", "--seed", 0)):
+        assert (
+            f"{run} is the folder of a fit: it holds a dictionary, not samples or codes" in jobs.command(*words)[2]
+        )
+    with pytest.raises(StoreError, match="is the folder of a fit: it holds a dictionary, not samples or codes"):
+        open_codes(run)
+
+
+def test_what_an_export_loses_is_said_once_and_in_options(tmp_path, make_dictionary):
+    params = {"n_atoms": 24, "k": 3, "refit": True}
+    save_dictionary(tmp_path / "d", Dictionary(make_dictionary(24, 10), None, params))
+    names = ("--model-name", "gpt2", "--hook-name", "h")
+    done = run_apart("export", "saelens", tmp_path / "d", tmp_path / "sae", *names)
+    printed = done.stdout + done.stderr
+    assert printed.count("SAELens does not refit coefficients on the support; use --form plugin to keep it") == 1
+    assert printed.count("refit") == 1

@@ -45,16 +45,25 @@ def test_long_values_are_folded_on_a_terminal_only(monkeypatch):
     assert all(line.startswith(" " * 12) for line in lines[2:])
 
 
+def test_values_within_values_have_brackets():
+    fields = {
+        "params": {"groups": [16, 48], "k": 4, "one": [3], "none": [], "name": ""},
+        "stages": [[0, 16], [16, 64]],
+    }
+    lines = ["params  groups (16, 48), k 4, one 3, none none, name ''", "stages  (0, 16), (16, 64)"]
+    assert output.table(fields).splitlines() == lines
+
+
 def test_a_plan_for_a_cluster_that_does_not_run(store, capsys):
     size = ("--n-atoms", 64, "--k", 4, "--batch-size", 1600, "--chunk-size", 100)
     _, out, _ = run(capsys, "fit", store, "run", *size, "--plan-workers", "4x8", "--json")
     four = json.loads(out)
     assert (four["workers"], four["threads"]) == (4, 32)
     assert four["chunks_per_batch"] == 16
-    assert (
-        four["advice"]
-        == "16 of 32 threads have no chunk; use --batch-size 3200 or more, or --chunk-size 50 or less"
-    )
+    assert four["advice"] == "16 of 32 threads have no chunk; use --chunk-size 50 or less"
+    _, out, _ = run(capsys, "fit", store, "run", *size, "--plan-workers", "3x6", "--json")
+    three = json.loads(out)["advice"]
+    assert three == "2 of 18 threads have no chunk; use --batch-size 1800 or more, or --chunk-size 89 or less"
     assert four["received_bytes"] > 0
     _, out, _ = run(capsys, "fit", store, "run", *size, "--plan-workers", "1x16", "--json")
     one = json.loads(out)

@@ -82,6 +82,12 @@ def command(*words):
             "continue with resume=True, or begin again with force=True",
             "continue with --resume, or begin again with --force",
         ),
+        (
+            ("fit",),
+            "import the samples again with nonfinite='drop'; use a smaller chunk_size",
+            "import the samples again with --nonfinite drop; use a smaller --chunk-size",
+        ),
+        (("report",), "import it with texts=FILE", "import it with --texts FILE"),
         # not options, not values that can be typed, or parts of names
         (("shuffle",), "begun with compressor=None, now n_parts=3", "begun with compressor=None, now n_parts=3"),
         (("fit",), "/data/k=4/store and run-k=4 and k=4.zarr", "/data/k=4/store and run-k=4 and k=4.zarr"),

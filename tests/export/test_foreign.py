@@ -122,7 +122,8 @@ def test_the_map_of_a_whitened_dictionary_comes_back_where_its_reader_uses_it(
     make_dictionary, tmp_path, form, caplog
 ):
     W = np.diag(np.arange(1, 7)).astype(np.float32)
-    dictionary = Dictionary(make_dictionary(20, 6), None, {"n_atoms": 20, "k": 3}, whitening=W)
+    params = {"n_atoms": 20, "k": 3, "whiten": 0.5}
+    dictionary = Dictionary(make_dictionary(20, 6), None, params, whitening=W)
     if form == "hf":
         export_huggingface(dictionary, tmp_path / "out", repo_id="me/atoms")
     else:
@@ -130,9 +131,11 @@ def test_the_map_of_a_whitened_dictionary_comes_back_where_its_reader_uses_it(
     got = load_foreign(tmp_path / "out")
     if form == "builtin":
         assert got.whitening is None
+        assert got.params["whiten"] == 0
         assert "SAELens encodes samples as they are, this dictionary whitened ones" in caplog.text
     else:
         np.testing.assert_array_equal(got.whitening, W)
+        assert got.params["whiten"] == 0.5
         assert dictionary_fingerprint(got)[:8] != dictionary_fingerprint(replace(got, whitening=None))[:8]
 
 

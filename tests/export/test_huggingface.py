@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from dbksvd_dask import encode
+from dbksvd_dask import DBKSVD, encode
 from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.errors import InputError, StoreError
 from dbksvd_dask.export.huggingface import export_huggingface
@@ -67,17 +67,39 @@ def test_card_says_what_it_is_and_what_was_measured(dictionary, tmp_path):
     assert config["metrics"]["probing accuracy"] == 0.875
 
 
+def run_card(folder, monkeypatch, activations):
+    """Run the Python lines of a card on activations; return the names they define."""
+    (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    hub = types.ModuleType("huggingface_hub")
+    hub.snapshot_download = {"me/atoms": str(folder)}.__getitem__
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    names = {"activations": activations}
+    exec(code, names)
+    return names
+
+
 def test_command_on_the_card_encodes_as_the_fit_does(dictionary, tmp_path, rng, monkeypatch):
     export_huggingface(dictionary, tmp_path / "hf", repo_id="me/atoms")
-    (code,) = re.findall(r"```python\n(.*?)```", (tmp_path / "hf" / "README.md").read_text(), re.DOTALL)
-    hub = types.ModuleType("huggingface_hub")
-    hub.snapshot_download = {"me/atoms": str(tmp_path / "hf")}.__getitem__
-    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
-    names = {"activations": rng.standard_normal((30, 10)).astype(np.float32)}
-    exec(code, names)
+    names = run_card(tmp_path / "hf", monkeypatch, rng.standard_normal((30, 10)).astype(np.float32))
     expected = encode(names["activations"], dictionary.atoms, 3, mean=dictionary.mean, nonneg=True, rtol=0.01)
     xr.testing.assert_identical(names["codes"], expected)
     assert names["again"].shape == (30, 10)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"whiten": 0.5},
+        {"nonneg": True, "groups": (8, 16), "encode": "staged", "whiten": 1.0},
+        {"sparsity": "mean", "encoder": "omp"},
+    ],
+)
+def test_command_on_the_card_keeps_map_stages_and_threshold(how, tmp_path, rng, monkeypatch):
+    Y = (rng.standard_normal((300, 10)) * np.geomspace(3, 0.2, 10)).astype(np.float32)
+    model = DBKSVD(24, 3, n_iter=2, validation=0, **how).fit(Y)
+    export_huggingface(model.to_dictionary(), tmp_path / "hf", repo_id="me/atoms")
+    names = run_card(tmp_path / "hf", monkeypatch, Y)
+    xr.testing.assert_identical(names["codes"], model.transform(Y))
 
 
 def test_codes_bring_figures_and_densities(dictionary, tmp_path, rng):

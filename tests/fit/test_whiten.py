@@ -117,8 +117,23 @@ def test_bad_values_and_combinations_are_refused_in_one_line(samples):
         DBKSVD(24, 4, whiten=-1).fit(samples)
     with pytest.raises(InputError, match=r"growth=1.5 measures residuals.*leave out whiten=0.5"):
         DBKSVD(24, 4, whiten=0.5, growth=1.5).fit(samples)
-    with pytest.raises(InputError, match=r"whiten=0.5 needs the covariance of all samples"):
+    with pytest.raises(InputError, match=r"whiten=0.5 needs the covariance of all samples; begin with fit"):
         DBKSVD(24, 4, whiten=0.5).partial_fit(samples)
+    plain = DBKSVD(24, 4, **PLAIN).fit(samples).set_params(whiten=0.5)
+    with pytest.raises(InputError, match=r"whiten=0.5 needs the covariance of all samples"):
+        plain.partial_fit(samples)
+
+
+def test_batches_go_on_from_a_fitted_or_stored_dictionary_with_its_map(samples, tmp_path):
+    model = DBKSVD(24, 4, whiten=0.5, **PLAIN).fit(samples)
+    again, further = DBKSVD.load(model.save(tmp_path / "d.zarr")), model.to_dictionary().whitening
+    again.partial_fit(samples)
+    model.partial_fit(samples)
+    assert again.n_iter_ == 4
+    assert again.components_.tobytes() == model.components_.tobytes()
+    assert model.to_dictionary().whitening.tobytes() == further.tobytes()
+    with pytest.raises(InputError, match=r"whiten=0.0, but this dictionary was fitted with whiten=0.5"):
+        model.set_params(whiten=0.0).partial_fit(samples)
 
 
 def test_the_plan_counts_it(samples):
@@ -132,5 +147,7 @@ def test_the_command_takes_and_refuses_it(samples, tmp_path, capsys):
     code, _, err = run_command(capsys, *given, 2)
     assert code == 1
     assert "--whiten 2" in err
-    assert run_command(capsys, *given, 0.5)[0] == 0
+    code, out, _ = run_command(capsys, *given, 0.5, "--validation", 0)
+    assert code == 0
+    assert "; relative error of whitened samples 0." in out
     assert "whiten" in run_command(capsys, "info", tmp_path / "run")[1]
