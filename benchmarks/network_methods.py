@@ -277,7 +277,7 @@ def compare_rates(training: Training) -> dict[str, float]:
 
 
 METHODS: dict[str, Method] = {
-    "DB-KSVD": Method(partial(fit_ours, recipe="reconstruct"), "recipe reconstruct"),
+    "DB-KSVD": Method(partial(fit_ours, recipe="reconstruct", whiten=0.0), "recipe reconstruct, not whitened"),
     "DB-KSVD Matryoshka": Method(partial(fit_ours, groups="exponential"), "exponential groups, one pursuit"),
     "DB-KSVD read": Method(partial(fit_ours, recipe="read"), "recipe read: non-negative, staged groups"),
     "DB-KSVD read, linear": Method(

@@ -17,6 +17,7 @@ from benchmarks import (
     stability,
     synth_model,
     synthsaebench,
+    whitening,
     wordnet_probing,
 )
 from dbksvd_dask import DBKSVD, codes_to_csr, encode
@@ -157,6 +158,24 @@ def test_stability_has_a_row_per_recipe(rng, monkeypatch, tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("| 0 | reconstruct | 0.") for line in lines)
     assert any(line.startswith("| 0 | read | 0.") for line in lines)
+
+
+def test_whitening_has_a_row_per_k_and_exponent_and_keeps_the_last_rows_apart(rng, tmp_path, capsys):
+    rows = rng.standard_normal((500, 12)).astype(np.float32) * np.geomspace(1, 10, 12, dtype=np.float32)
+    store = tmp_path / "y.zarr"
+    zarr.create_array(str(store), data=rows, chunks=(100, 12))
+    train, test = whitening.split(str(store), 300, 100)
+    np.testing.assert_array_equal(test, rows[400:])
+    assert {tuple(row) for row in train} == {tuple(row) for row in rows[:300]}
+    size = ("--rows", "300", "--held-out", "100", "--atoms", "20", "--n-iter", "1")
+    whitening.main([str(store), *size, "--k", "2", "4", "--whiten", "0", "0.5", "--threads", "1"])
+    lines = capsys.readouterr().out.splitlines()
+    cells = [line.split(" | ") for line in lines[2:]]
+    assert [(c[1], c[2]) for c in cells] == [("2", "0.0"), ("2", "0.5"), ("4", "0.0"), ("4", "0.5")]
+    figures = np.array([c[3:6] for c in cells], float)
+    assert ((figures > 0) & (figures < 1)).all()
+    with pytest.raises(SystemExit, match="500 held-out rows leave none"):
+        whitening.split(str(store), 300, 500)
 
 
 def test_compositional_samples_are_sums_of_few_latents():
