@@ -51,8 +51,8 @@ def command(ctx: click.Context, /, store: str, run: str, as_json: bool, show_pla
     --resume with a larger --n-iter extends a fit.
 
     \b
-    dbksvd fit store.zarr run --recipe read --n-atoms 4096 --k 32     # atoms to look at
-    dbksvd fit store.zarr run --n-atoms 4096 --k 32                   # least error
+    dbksvd fit store.zarr run --recipe read --n-atoms 4096 --k 32             # atoms to look at
+    dbksvd fit store.zarr run --recipe reconstruct --n-atoms 4096 --k 32      # least error
     dbksvd fit store.zarr run --n-atoms 4096 --k 32 --plan
     dbksvd fit store.zarr run --resume --n-iter 80
     dbksvd fit store.zarr run --n-atoms 16384 --k 64 --scheduler tcp://head:8786 --log run.jsonl

@@ -54,7 +54,8 @@ HELP = {
     "growth": "Grow the dictionary from few atoms by this factor, such as 1.5.",
     "growth_threshold": "While growing, stop a pursuit below this multiple of the coefficient expected by chance.",
     "frequency_prior": "Growing dictionaries: require larger coefficients of atoms that few samples use.",
-    "whiten": "Fit and encode in coordinates in which directions vary more alike: 0 for none, 1 for full.",
+    "whiten": "Fit and encode in coordinates in which directions vary more alike: 0 for none, 1 for full; "
+    "0.5 is best for language models.",
     "patience": "Stop early once the held-out error has not fallen by 0.1 % for this many iterations.",
     "memory_limit": "Refuse a fit planned to take more memory per process, such as 4GB.",
     "checkpoint_every": "Iterations between two checkpoints.",
