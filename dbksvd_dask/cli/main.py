@@ -126,7 +126,7 @@ def _run(args: list[str]) -> NoReturn:
 
 
 def _how_to_go_on(args: list[str]) -> list[str]:
-    """What to say after Ctrl-C in a command; nothing for one that has nothing to go on with."""
+    """What to say after Ctrl-C in a command; nothing for one that cannot resume."""
     name = next((a for a in args if not a.startswith("-")), "")
     return [GO_ON[name]] if name in GO_ON else []
 

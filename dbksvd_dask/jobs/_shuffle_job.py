@@ -93,7 +93,7 @@ class ShuffleJob:
         atomic.require_outside(self.path, self.reader.path)
         self._aligned = _aligned_readers(self.reader)
         self.readers = {MAIN: self.reader, **self._aligned}
-        row_bytes = sum(r.n_features * r.stored.itemsize for r in self.readers.values())
+        row_bytes = sum(r.row_bytes for r in self.readers.values())
         self.nbytes = self.reader.n_samples * row_bytes
         rows = chunk_rows or self.reader.chunk_rows
         self.plan = plan_shuffle(self.reader.n_samples, row_bytes, rows, seed, block_bytes)
@@ -317,21 +317,21 @@ class ShuffleJob:
         for name, rows in arrays.items():
             self._segments.write(block, name, rows, order)
         sample = self._sample(len(order))
-        sample.see(0, arrays[MAIN])
+        sample.add(0, arrays[MAIN])
         self._give(arrays)
         self._blocks.mark(block, {SEGMENTS: True, "means": self._means_of(sample)})
 
     def _survey_block(self, block: int, _: int) -> None:
         """Record the batch means of a block, piece by piece, which stays in the processor's cache."""
         first, stop = self.plan.bounds(block)
-        row_bytes = self.reader.n_features * self.reader.stored.itemsize
+        row_bytes = self.reader.row_bytes
         # what has to be decoded comes as whole chunks
         step = piece_rows(row_bytes) if self.one_pass else self.plan.chunk_rows
         buffer = np.empty((min(step, stop - first), self.reader.n_features), self.reader.stored)
         sample = self._sample(stop - first)
         for start in range(first, stop, step):
             end = min(start + step, stop)
-            sample.see(start - first, self.reader.read_stored(start, end, buffer[: end - start]))
+            sample.add(start - first, self.reader.read_stored(start, end, buffer[: end - start]))
         self._blocks.mark(block, {"means": self._means_of(sample)})
 
     # -- pass 2 ----------------------------------------
@@ -432,7 +432,7 @@ class ShuffleJob:
             Stream((n_rows, self.reader.n_features), self.reader.stored, fill),
             shaped,
             verify=self.verify,
-            on_rows=sample.see,
+            on_rows=sample.add,
             # a chunk that counts as written always has its sums
             before_done=lambda: self._means.mark(chunk, self._means_of(sample)),
         )

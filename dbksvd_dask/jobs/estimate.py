@@ -387,7 +387,7 @@ def estimate_encode(
     plan, reader, atoms = job.plan, job.reader, job.dictionary.atoms
     units = range(plan.n_units) if part is None else plan.part_units(*part)
     rows = sum(stop - start for start, stop in map(plan.unit_bounds, units))
-    read_bytes = rows * reader.n_features * reader.stored.itemsize
+    read_bytes = rows * reader.row_bytes
     gram = job.how.spec.uses_gram(plan.n_atoms)
     passes = 1 if gram else n_passes(plan.k, plan.n_atoms)
     whitened = reader.n_features if job.how.whitening is not None else 0
