@@ -195,13 +195,15 @@ def _plan(
         tasks = plan_tasks(trainer.context, worker_threads() if grid or where["workers"] else None)
     p, stream, width = trainer.params, trainer.stream, reader.n_features
     gram = uses_gram(p.gram, p.encoder, p.n_atoms)
+    first = min(stream.n_train, MEAN_ROWS)
     work = FitWork(
         n_features=width,
         n_atoms=p.n_atoms,
         n_iter=p.n_iter,
         trained=stream.rows_before(p.n_iter),
         held=int(trainer.held_out.rows.size),
-        mean_rows=min(stream.n_train, MEAN_ROWS),
+        mean_rows=first * (p.center and not trainer.policy.learns_mean),
+        covariance_rows=first * (p.whiten > 0),
         stored_itemsize=reader.stored.itemsize,
         passes=1 if gram else n_passes(p.slots, p.n_atoms),
         gram=gram,
