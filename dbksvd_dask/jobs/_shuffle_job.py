@@ -163,9 +163,6 @@ class ShuffleJob:
         start, stop = self.plan.bounds(bucket)
         return range(start // self.plan.chunk_rows, -(-stop // self.plan.chunk_rows))
 
-    def _buckets_of(self, chunks: Iterable[int]) -> set[int]:
-        return {self.plan.bucket_of(chunk) for chunk in chunks}
-
     def _require_room(self) -> None:
         """Refuse to begin what cannot fit on the disk."""
         scratch, row_bytes = self._scratch_needed(), self.nbytes // self.plan.n_samples
