@@ -19,7 +19,7 @@ from dbksvd_dask.events import Callback, JobProgress, Retrying, emit
 from dbksvd_dask.jobs import _workers
 from dbksvd_dask.jobs._passes import ChunkPicker, can_shrink, may_pick, scratch_folder
 from dbksvd_dask.jobs._segments import SegmentLostError, Segments
-from dbksvd_dask.jobs.base import Buffers, begin_or_go_on, run_bounded, storing_threads
+from dbksvd_dask.jobs.base import Buffers, begin_or_resume, run_bounded, storing_threads
 from dbksvd_dask.plan.shuffle import plan_shuffle
 from dbksvd_dask.plan.units import part_range, turned
 from dbksvd_dask.store import atomic, paths
@@ -226,7 +226,7 @@ class ShuffleJob:
                 job=job,
             )
 
-        return begin_or_go_on(begin, self.force)
+        return begin_or_resume(begin, self.force)
 
     def _provenance(self) -> dict[str, Any]:
         node = paths.open_zarr(self.reader.path)
