@@ -141,8 +141,8 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         memory that grows with n_atoms only. "auto" forms the gram of up to 16,384 atoms (in training, of a group).
     whiten : float, default 0.0
         Fit and encode in coordinates in which directions vary more alike: samples are multiplied by the inverse
-        covariance to the power ``whiten / 2``, from 0 (not at all) to 1 (wholly). Takes one pass over at most
-        262,144 samples; 0.5 is best for activations of language models. Atoms, codes and reconstructions are those
+        covariance (without `center`, by the inverse second moments) to the power ``whiten / 2``, from 0 (not at
+        all) to 1 (wholly). Takes one pass over at most 262,144 samples; 0.5 is best for activations of language models. Atoms, codes and reconstructions are those
         of the samples as they are, and so are all figures but those of batches in `history_`. Thresholds
         (`min_coefficient`, `rtol`, `threshold_`) count in these coordinates.
     verbose : bool or None, default None
