@@ -142,9 +142,10 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     whiten : float, default 0.0
         Fit and encode in coordinates in which directions vary more alike: samples are multiplied by the inverse
         covariance (without `center`, by the inverse second moments) to the power ``whiten / 2``, from 0 (not at
-        all) to 1 (wholly). Takes one pass over at most 262,144 samples; 0.5 is best for activations of language models. Atoms, codes and reconstructions are those
-        of the samples as they are, and so are all figures but those of batches in `history_`. Thresholds
-        (`min_coefficient`, `rtol`, `threshold_`) count in these coordinates.
+        all) to 1 (wholly). Takes one pass over at most 262,144 samples; 0.5 is best for activations of language
+        models. Atoms, codes and reconstructions are those of the samples as they are, and so are all figures but
+        those of batches in `history_`. Thresholds (`min_coefficient`, `rtol`, `threshold_`) count in these
+        coordinates.
     verbose : bool or None, default None
         Show live progress while fitting: a view in a notebook, lines elsewhere. None shows it in a notebook only.
 
