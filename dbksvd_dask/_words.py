@@ -129,8 +129,8 @@ def plain(value: Any) -> Any:
 _STYLE = "text-align:left;padding:1px 14px 1px 0"
 _CURVES = (
     ("validation_variance_explained", "variance explained, held-out"),
-    ("variance_explained", "variance explained, batch"),
-    ("relative_error", "relative error, batch"),
+    ("variance_explained", "variance explained, {batch}"),
+    ("relative_error", "relative error, {batch}"),
 )
 
 
@@ -153,13 +153,19 @@ def facts_html(title: str, facts: Mapping[str, Any], more: str = "") -> str:
     return f"<div><strong>{escape(title)}</strong><table>{rows}</table>{more}</div>"
 
 
-def history_html(history: Mapping[str, Any]) -> str:
-    """Draw small curves of a fit with their last values; empty without a history."""
+def history_html(history: Mapping[str, Any], batch: str = "batch") -> str:
+    """Draw small curves of a fit with their last values; empty without a history.
+
+    Parameters
+    ----------
+    history : mapping of name to values per iteration
+    batch : what figures of batches are called
+    """
     parts = []
     for name, label in _CURVES:
         values = np.asarray(history.get(name, ()), float)
         if values.size and np.isfinite(values[-1]):
-            parts.append(f"{sparkline(values)} {escape(label)} <b>{values[-1]:.4f}</b>")
+            parts.append(f"{sparkline(values)} {escape(label.format(batch=batch))} <b>{values[-1]:.4f}</b>")
     return f"<div>{'<br>'.join(parts)}</div>" if parts else ""
 
 

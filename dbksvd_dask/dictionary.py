@@ -5,15 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from dbksvd_dask._words import facts_html, history_html
 from dbksvd_dask.plan.encoder import AtomWeights, EncodeSpec, prior, stored_spec, stored_weights
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 History = dict[str, list[float]]
 
@@ -122,7 +119,7 @@ class Dictionary:
         return f"<Dictionary: {shape}, {self.iteration} batches{recipe}{origin}>"
 
     def _repr_html_(self) -> str:
-        return dictionary_html(self.atoms, self.params, self.history, self.iteration, self.source, self.recipe)
+        return dictionary_html(self)
 
 
 def dictionary_fingerprint(dictionary: Dictionary) -> str:
@@ -134,50 +131,28 @@ def dictionary_fingerprint(dictionary: Dictionary) -> str:
     return digest.hexdigest()[:32]
 
 
-def dictionary_html(
-    atoms: np.ndarray,
-    params: Mapping[str, Any],
-    history: Mapping[str, Any],
-    iteration: int,
-    source: str = "",
-    recipe: str | None = None,
-) -> str:
-    """Show a dictionary: its size, how it was fitted, its history.
-
-    Parameters
-    ----------
-    atoms : ndarray of shape (n_atoms, n_features)
-    params : parameters of the fit
-    history : mapping of name to values per iteration
-    iteration : int
-    source : str
-        What it was fitted on.
-    recipe : str, optional
-        Name of the recipe that its parameters came from.
-    """
+def dictionary_html(dictionary: Dictionary) -> str:
+    """Show a dictionary: its size, how it was fitted, its history."""
+    atoms, params = dictionary.atoms, dictionary.params
     facts = {
         "atoms": f"{atoms.shape[0]:,}",
         "features": f"{atoms.shape[1]:,}",
         "dtype": str(atoms.dtype),
         "k": params.get("k"),
-        "iterations": iteration,
-        "recipe": recipe,
-        "fitted on": source or None,
+        "iterations": dictionary.iteration,
+        "recipe": dictionary.recipe,
+        "fitted on": dictionary.source or None,
     }
     plain = {name: value for name, value in params.items() if name not in ("n_atoms", "k")}
     folded = f"<details><summary>parameters</summary>{facts_html('', plain)}</details>" if plain else ""
-    return facts_html("Dictionary", facts, history_html(history) + folded)
+    return facts_html("Dictionary", facts, _curves(dictionary) + folded)
 
 
-def fit_html(atoms: np.ndarray, history: xr.Dataset, iteration: int) -> str:
-    """Show a fitted estimator, below the diagram of its parameters.
+def fit_html(fitted: Dictionary) -> str:
+    """Show what an estimator has fitted, below the diagram of its parameters."""
+    size = f"{fitted.n_atoms:,} atoms x {fitted.n_features:,} features"
+    return facts_html("Fitted", {"dictionary": size, "iterations": fitted.iteration}, _curves(fitted))
 
-    Parameters
-    ----------
-    atoms : ndarray of shape (n_atoms, n_features)
-    history : Dataset over `iteration`
-    iteration : int
-    """
-    curves = history_html({str(name): np.asarray(values) for name, values in history.data_vars.items()})
-    facts = {"dictionary": f"{atoms.shape[0]:,} atoms x {atoms.shape[1]:,} features", "iterations": iteration}
-    return facts_html("Fitted", facts, curves)
+
+def _curves(dictionary: Dictionary) -> str:
+    return history_html(dictionary.history, "batch" if dictionary.whitening is None else "whitened batch")

@@ -196,15 +196,14 @@ class Features:
         try:
             atom = operator.index(given)
         except TypeError:
-            raise InputError(
-                f"a feature is given by its number, not by {given!r}; to find one by words, use search({given!r})"
-            ) from None
+            words = f"; to find one by words, use search({given!r})" if isinstance(given, str) else ""
+            raise InputError(f"a feature is given by its number, not by {given!r}{words}") from None
         if not 0 <= atom < len(self):
             raise IndexError(f"feature {atom} does not exist; there are features 0 to {len(self) - 1}")
         return atom
 
     def refresh(self) -> Features:
-        """Open the same again: of a fit that is running, the newest checkpoint.
+        """Open the same run again: while its fit is running, the newest checkpoint.
 
         Codes that were given belong to one dictionary, so open a running fit with `activations` in their place.
         """

@@ -20,6 +20,7 @@ from dbksvd_dask.plan.encoder import DECISIVE
 from dbksvd_dask.plan.memory import MemoryPlan
 from dbksvd_dask.plan.params import FitParams, check_choice, check_integer, check_k
 from dbksvd_dask.plan.recipes import find_recipe, recipe_params
+from dbksvd_dask.store import paths
 from dbksvd_dask.store.dictionary import save_dictionary
 from dbksvd_dask.store.paths import PathLike
 from dbksvd_dask.store.runs import open_dictionary, run_folder
@@ -140,10 +141,11 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         memory that grows with n_atoms only. "auto" forms the gram of up to 16,384 atoms (in training, of a group).
     whiten : float, default 0.0
         Fit and encode in coordinates in which directions vary more alike: samples are multiplied by the inverse
-        covariance to the power ``whiten / 2``, from 0 (not at all) to 1 (wholly). Takes one pass over at most
-        262,144 samples; 0.5 is best for activations of language models. Atoms, codes and reconstructions are those
-        of the samples as they are, and so are all figures but those of batches in `history_`. Thresholds
-        (`min_coefficient`, `rtol`, `threshold_`) count in these coordinates.
+        covariance (without `center`, by the inverse second moments) to the power ``whiten / 2``, from 0 (not at
+        all) to 1 (wholly). Takes one pass over at most 262,144 samples; 0.5 is best for activations of language
+        models. Atoms, codes and reconstructions are those of the samples as they are, and so are all figures but
+        those of batches in `history_`. Thresholds (`min_coefficient`, `rtol`, `threshold_`) count in these
+        coordinates.
     verbose : bool or None, default None
         Show live progress while fitting: a view in a notebook, lines elsewhere. None shows it in a notebook only.
 
@@ -547,7 +549,7 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """What a notebook shows: scikit-learn's diagram of the parameters and, once fitted, how far it came."""
         shown: dict[str, str] = super()._repr_mimebundle_(**kwargs)
         if "text/html" in shown and hasattr(self, "components_"):
-            shown["text/html"] += fit_html(self.components_, self.history_, self.n_iter_)
+            shown["text/html"] += fit_html(self._fitted)
         return shown
 
 
@@ -591,10 +593,10 @@ def _first_atoms(init: Any) -> np.ndarray:
     """Read a given first dictionary: (n_atoms, n_features)."""
     if not isinstance(init, str | os.PathLike):
         return plain_array(init)
-    if not os.path.exists(init):
+    if not paths.exists(init):
         raise InputError(
-            f"init={os.fspath(init)!r} is not known; use 'uniform', 'data', an array, or the path of a dictionary "
-            "or of the folder of a fit"
+            f"init={os.fspath(init)!r} is not known; use 'uniform', 'data', or the path of a dictionary or of the "
+            "folder of a fit"
         )
     from dbksvd_dask.export.foreign import load_foreign  # rarely needed, and slow to import
 

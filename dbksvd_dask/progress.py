@@ -367,7 +367,7 @@ class Tracker:
     """Sends the history of a fit to an experiment tracker: trackio or TensorBoard (local), or Weights & Biases.
 
     A fit is a run of `project` with its sizes as the configuration, and every iteration logs its row of the
-    history. A resumed fit is another run, whose steps go on where the first one ended.
+    history. A resumed fit is another run, which continues the steps of the first.
 
     Parameters
     ----------

@@ -4,7 +4,7 @@
 
 `dbksvd fit` and `dbksvd encode` do the same with every option. Copy this script for what options cannot say:
 samples from elsewhere, a callback of your own, several fits on one cluster. It can be killed and started again at
-any time; it goes on from the last checkpoint, and the result is the same, bit for bit.
+any time; it resumes from the last checkpoint, and the result is the same, bit for bit.
 """
 
 import argparse

@@ -32,6 +32,10 @@ def test_an_estimator_shows_its_fit_once_it_is_fitted(fitted):
     shown = model._repr_mimebundle_()["text/html"]
     assert "16 atoms x 8 features" in shown
     assert "n_iter" in shown
+    white = DBKSVD(n_atoms=16, k=2, n_iter=2, whiten=0.5).fit(fitted[1])
+    assert "error, batch" in shown
+    assert "error, whitened batch" in white._repr_mimebundle_()["text/html"]
+    assert "error, whitened batch" in white.to_dictionary()._repr_html_()
     assert "Fitted</strong>" not in DBKSVD(n_atoms=4, k=1)._repr_mimebundle_()["text/html"]
 
 

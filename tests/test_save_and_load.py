@@ -133,6 +133,15 @@ def test_a_fit_starts_from_a_stored_dictionary(Y, fitted, tmp_path, kind):
     assert read.to_dictionary().params["init"] == "array"
 
 
+def test_a_fit_starts_from_a_run_on_an_object_store(Y, fitted):
+    model = fitted("plain")
+    path = model.save("memory://dictionaries/first")
+    given, read = (DBKSVD(24, 3, n_iter=1, init=init).fit(Y) for init in (model.components_, path))
+    assert given.components_.tobytes() == read.components_.tobytes()
+    with pytest.raises(InputError, match="init='memory://nowhere/at/all' is not known"):
+        DBKSVD(24, 3, init="memory://nowhere/at/all").fit(Y)
+
+
 def test_the_stored_first_dictionary_must_have_the_shape_of_the_fit(Y, fitted, tmp_path):
     path = fitted("plain").save(tmp_path / "d.zarr")
     with pytest.raises(InputError, match=r"init has shape \(24, 12\); it must be .* \(20, 12\)"):
@@ -140,7 +149,5 @@ def test_the_stored_first_dictionary_must_have_the_shape_of_the_fit(Y, fitted, t
 
 
 def test_a_first_dictionary_that_is_not_there_is_refused(Y, tmp_path):
-    with pytest.raises(
-        InputError, match=r"init='.*missing' is not known; use 'uniform', 'data', an array, or the path"
-    ):
+    with pytest.raises(InputError, match=r"init='.*missing' is not known; use 'uniform', 'data', or the path"):
         DBKSVD(20, 3, init=str(tmp_path / "missing")).fit(Y)

@@ -78,7 +78,7 @@ def describe_activations(path: str, verify: bool) -> dict[str, Any] | None:
         "bytes": reader.nbytes,
         "n_chunks": reader.n_chunks,
         "chunk_rows": reader.chunk_rows,
-        "chunk_bytes": reader.chunk_rows * reader.n_features * reader.stored.itemsize,
+        "chunk_bytes": reader.chunk_rows * reader.row_bytes,
         "layout": _layout(reader),
         **_linked(reader),
         "aligned": {name: _aligned(node, name) for name in names},

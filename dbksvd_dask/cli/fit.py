@@ -87,8 +87,6 @@ def _parameters(
         n_atoms = check_integer("n_atoms", params["n_atoms"], 1)
         values = recipe_params(recipe, n_atoms, check_k(params["k"], n_atoms))
         params |= {name: value for name, value in values.items() if not _was_given(ctx, name)}
-    if isinstance(params["init"], str):
-        params["init"] = options.read_init(params["init"])
     params["validation"] = options.read_validation(params["validation"])
     return params
 
@@ -106,7 +104,7 @@ def _stored(run: str) -> dict[str, Any]:
     _, found, _ = readable_checkpoint(run)  # the fit tells which are damaged
     stored = {name: value for name, value in found.params.items() if name in PARAMETERS}
     if stored.get("init") == "array":
-        stored["init"] = found.atoms  # only its being an array counts: the fit goes on from the checkpoint
+        stored["init"] = found.atoms  # only its being an array counts: the fit continues from the checkpoint
     return stored
 
 
@@ -197,13 +195,15 @@ def _plan(
         tasks = plan_tasks(trainer.context, worker_threads() if grid or where["workers"] else None)
     p, stream, width = trainer.params, trainer.stream, reader.n_features
     gram = uses_gram(p.gram, p.encoder, p.n_atoms)
+    first = min(stream.n_train, MEAN_ROWS)
     work = FitWork(
         n_features=width,
         n_atoms=p.n_atoms,
         n_iter=p.n_iter,
         trained=stream.rows_before(p.n_iter),
         held=int(trainer.held_out.rows.size),
-        mean_rows=min(stream.n_train, MEAN_ROWS),
+        mean_rows=first * (p.center and not trainer.policy.learns_mean),
+        covariance_rows=first * (p.whiten > 0),
         stored_itemsize=reader.stored.itemsize,
         passes=1 if gram else n_passes(p.slots, p.n_atoms),
         gram=gram,

@@ -49,7 +49,7 @@ def describe(path: str, verify: bool = False) -> dict[str, Any]:
         found = describer(paths.normalise(path), verify)
         if found is not None:
             return found
-    raise InputError(f"{path} is nothing that dbksvd knows; `dbksvd import --help` lists what can be imported")
+    raise InputError(f"dbksvd does not recognise {path}; `dbksvd import --help` lists what can be imported")
 
 
 @click.command("info")

@@ -36,7 +36,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 # how to continue after Ctrl-C, where the command itself has not said it
-GO_ON = {
+HOW_TO_RESUME = {
     **dict.fromkeys(
         ("capture", "import", "shuffle", "encode"), "finished work is kept; run the same command again to resume"
     ),
@@ -125,10 +125,10 @@ def _run(args: list[str]) -> NoReturn:
         raise cause if isinstance(cause, KeyboardInterrupt) else KeyboardInterrupt from error
 
 
-def _how_to_go_on(args: list[str]) -> list[str]:
-    """What to say after Ctrl-C in a command; nothing for one that has nothing to go on with."""
+def _how_to_resume(args: list[str]) -> list[str]:
+    """What to say after Ctrl-C in a command; nothing for one that cannot resume."""
     name = next((a for a in args if not a.startswith("-")), "")
-    return [GO_ON[name]] if name in GO_ON else []
+    return [HOW_TO_RESUME[name]] if name in HOW_TO_RESUME else []
 
 
 def main(argv: list[str] | None = None) -> NoReturn:
@@ -151,7 +151,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
         terminated = isinstance(error, Terminated)
         word, message = "terminated" if terminated else "interrupted", _translated(error, args)
         if message in ("", word):
-            message = "; ".join([word, *_how_to_go_on(args)])
+            message = "; ".join([word, *_how_to_resume(args)])
         say(f"dbksvd: {message}", err=True)
         sys.exit(TERMINATED if terminated else 130)
 

@@ -236,7 +236,7 @@ def connection(options: dict[str, Any]) -> dict[str, Any]:
 
     from dbksvd_dask.cluster import TLSFiles
 
-    if logging.getLogger().level > logging.INFO:  # a cluster tells its comings and goings only with -v
+    if logging.getLogger().level > logging.INFO:  # workers that come and leave are logged only with -v
         dask.config.set({"logging.distributed": "warning"})
 
     ca, cert, key = (options.pop(f"tls_{name}") for name in ("ca", "cert", "key"))
@@ -326,20 +326,6 @@ def _is_store(path: str) -> bool:
     except (DBKSVDError, OSError):
         return False
     return True
-
-
-def read_init(value: str) -> Any:
-    """Turn what --init says into what `DBKSVD(init=...)` takes: a word, or an array."""
-    if value in ("uniform", "data"):
-        return value
-    if not os.path.exists(value):
-        raise InputError(
-            f"--init {value} is not known; use 'uniform', 'data', a dictionary, a run, a .npy or .safetensors "
-            "file, or a SAELens folder"
-        )
-    from dbksvd_dask.export.foreign import load_foreign
-
-    return load_foreign(value).atoms  # of another tool too: turned and normalised
 
 
 def read_validation(value: str) -> Any:

@@ -131,8 +131,8 @@ class MixingSample:
         self._columns = columns
         self._rows = np.empty((n_rows, sum(run.stop - run.start for run in columns)), dtype)
 
-    def see(self, first: int, rows: npt.NDArray[Any]) -> None:
-        """Take note of the rows from `first` on."""
+    def add(self, first: int, rows: npt.NDArray[Any]) -> None:
+        """Keep the chosen features of rows, the first of which is number `first`."""
         self._rows[first : first + len(rows)] = pick_columns(rows, self._columns)
 
     def means(

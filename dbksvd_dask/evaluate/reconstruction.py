@@ -171,7 +171,8 @@ def reconstruction_summary(m: ReconstructionMoments) -> ReconstructionSummary:
 def require_codes_of(Y: ArrayLike, D: ArrayLike, atom: ArrayLike, coefficient: ArrayLike) -> None:
     """Refuse codes that were made with another dictionary.
 
-    A pursuit never makes a sample's error larger than the sample, so codes that do belong elsewhere.
+    A pursuit never makes a sample's error larger than the sample, so codes that do belong elsewhere. That holds in
+    the coordinates in which it encodes: of a whitened dictionary, give ``Y W`` and ``D W``.
 
     Parameters
     ----------

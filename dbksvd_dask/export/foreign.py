@@ -25,7 +25,7 @@ from dbksvd_dask.export.saelens import CONFIG, WEIGHTS
 from dbksvd_dask.plan.params import check_choice, check_k
 from dbksvd_dask.store.atomic import read_json
 from dbksvd_dask.store.dtypes import widen_bfloat16
-from dbksvd_dask.store.paths import PathLike
+from dbksvd_dask.store.paths import PathLike, is_remote
 from dbksvd_dask.store.runs import open_dictionary
 
 log = logging.getLogger(__name__)
@@ -117,6 +117,8 @@ def load_foreign(
 
 def _find(where: str) -> _Found | Dictionary:
     """Detect what is at a path, and read it."""
+    if is_remote(where):
+        return open_dictionary(where)
     if not os.path.exists(where):
         raise StoreError(f"{where} does not exist; give a SAELens folder, a .safetensors or a .npy file")
     if os.path.isdir(where):

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Rows of the stream over which the mean is computed: exact for data up to that size, and one short pass instead of
-# one over terabytes beyond it. The error is then below 0.2 % of a standard deviation per feature.
+# Rows of the stream over which mean and covariance are computed: exact for data up to that size, and a short pass
+# instead of one over terabytes beyond it. The error of the mean is then below 0.2 % of a standard deviation.
 MEAN_ROWS = 262_144
 
 

@@ -56,14 +56,16 @@ def _news_of(client: Any, batch: Together) -> Iterator[queue.SimpleQueue[Any]]:
     """Collect the rounds that the first worker reports, beside anything else that is put there."""
     news: queue.SimpleQueue[Any] = queue.SimpleQueue()
     _listening[batch.name] = news
-    client.subscribe_topic(ROUNDS, _heard)  # each time: a scheduler that was started again does not know
+    client.subscribe_topic(
+        ROUNDS, _on_round_reported
+    )  # each time: a scheduler that was started again does not know
     try:
         yield news
     finally:
         del _listening[batch.name]
 
 
-def _heard(event: tuple[float, str]) -> None:
+def _on_round_reported(event: tuple[float, str]) -> None:
     news = _listening.get(event[1])
     if news is not None:
         news.put(_ROUND)

@@ -22,7 +22,7 @@ from dbksvd_dask.importers.selection import Rules, Selection, with_mask_of_layou
 from dbksvd_dask.importers.texts import file_of_texts, open_texts
 from dbksvd_dask.importers.values import nonfinite_rows
 from dbksvd_dask.jobs import _workers
-from dbksvd_dask.jobs.base import Buffers, begin_or_go_on, run_bounded, storing_threads
+from dbksvd_dask.jobs.base import Buffers, begin_or_resume, run_bounded, storing_threads
 from dbksvd_dask.plan.units import part_range
 from dbksvd_dask.store import atomic, paths
 from dbksvd_dask.store.activations import (
@@ -218,7 +218,7 @@ class ImportJob:
                 return create_links(self.path, self._linked, *shape, checksums=self.verify, **common)
             return create_activations(self.path, *shape, compressor=self.compressor, **common)
 
-        return begin_or_go_on(begin, self.force)
+        return begin_or_resume(begin, self.force)
 
     def _join(self) -> None:
         """Take part in a job that another process has begun."""

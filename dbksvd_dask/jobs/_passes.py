@@ -46,8 +46,7 @@ def can_shrink(scratch: str) -> bool:
 def may_pick(main: RowReader, aligned: Mapping[str, RowReader]) -> bool:
     """Return whether a store is worth picking rows from, by its kind, its size and the available memory."""
     beside = sum(reader.nbytes for reader in aligned.values())
-    row_bytes = main.n_features * main.stored.itemsize
-    return fits_one_pass(main.n_samples, row_bytes, beside, memory_for_files()) and can_pick(main)
+    return fits_one_pass(main.n_samples, main.row_bytes, beside, memory_for_files()) and can_pick(main)
 
 
 # a store up to this is mapped: a shuffle of two passes holds that much as well

@@ -19,7 +19,7 @@ from dbksvd_dask.events import Callback, JobProgress, Retrying, emit
 from dbksvd_dask.jobs import _workers
 from dbksvd_dask.jobs._passes import ChunkPicker, can_shrink, may_pick, scratch_folder
 from dbksvd_dask.jobs._segments import SegmentLostError, Segments
-from dbksvd_dask.jobs.base import Buffers, begin_or_go_on, run_bounded, storing_threads
+from dbksvd_dask.jobs.base import Buffers, begin_or_resume, run_bounded, storing_threads
 from dbksvd_dask.plan.shuffle import plan_shuffle
 from dbksvd_dask.plan.units import part_range, turned
 from dbksvd_dask.store import atomic, paths
@@ -93,7 +93,7 @@ class ShuffleJob:
         atomic.require_outside(self.path, self.reader.path)
         self._aligned = _aligned_readers(self.reader)
         self.readers = {MAIN: self.reader, **self._aligned}
-        row_bytes = sum(r.n_features * r.stored.itemsize for r in self.readers.values())
+        row_bytes = sum(r.row_bytes for r in self.readers.values())
         self.nbytes = self.reader.n_samples * row_bytes
         rows = chunk_rows or self.reader.chunk_rows
         self.plan = plan_shuffle(self.reader.n_samples, row_bytes, rows, seed, block_bytes)
@@ -163,9 +163,6 @@ class ShuffleJob:
         start, stop = self.plan.bounds(bucket)
         return range(start // self.plan.chunk_rows, -(-stop // self.plan.chunk_rows))
 
-    def _buckets_of(self, chunks: Iterable[int]) -> set[int]:
-        return {self.plan.bucket_of(chunk) for chunk in chunks}
-
     def _require_room(self) -> None:
         """Refuse to begin what cannot fit on the disk."""
         scratch, row_bytes = self._scratch_needed(), self.nbytes // self.plan.n_samples
@@ -229,7 +226,7 @@ class ShuffleJob:
                 job=job,
             )
 
-        return begin_or_go_on(begin, self.force)
+        return begin_or_resume(begin, self.force)
 
     def _provenance(self) -> dict[str, Any]:
         node = paths.open_zarr(self.reader.path)
@@ -317,21 +314,21 @@ class ShuffleJob:
         for name, rows in arrays.items():
             self._segments.write(block, name, rows, order)
         sample = self._sample(len(order))
-        sample.see(0, arrays[MAIN])
+        sample.add(0, arrays[MAIN])
         self._give(arrays)
         self._blocks.mark(block, {SEGMENTS: True, "means": self._means_of(sample)})
 
     def _survey_block(self, block: int, _: int) -> None:
         """Record the batch means of a block, piece by piece, which stays in the processor's cache."""
         first, stop = self.plan.bounds(block)
-        row_bytes = self.reader.n_features * self.reader.stored.itemsize
+        row_bytes = self.reader.row_bytes
         # what has to be decoded comes as whole chunks
         step = piece_rows(row_bytes) if self.one_pass else self.plan.chunk_rows
         buffer = np.empty((min(step, stop - first), self.reader.n_features), self.reader.stored)
         sample = self._sample(stop - first)
         for start in range(first, stop, step):
             end = min(start + step, stop)
-            sample.see(start - first, self.reader.read_stored(start, end, buffer[: end - start]))
+            sample.add(start - first, self.reader.read_stored(start, end, buffer[: end - start]))
         self._blocks.mark(block, {"means": self._means_of(sample)})
 
     # -- pass 2 ----------------------------------------
@@ -432,7 +429,7 @@ class ShuffleJob:
             Stream((n_rows, self.reader.n_features), self.reader.stored, fill),
             shaped,
             verify=self.verify,
-            on_rows=sample.see,
+            on_rows=sample.add,
             # a chunk that counts as written always has its sums
             before_done=lambda: self._means.mark(chunk, self._means_of(sample)),
         )

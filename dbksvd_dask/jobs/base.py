@@ -83,7 +83,7 @@ def _settle(pending: deque[tuple[int, Future[None]]], on_done: Callable[[int], N
     return 1
 
 
-def begin_or_go_on(begin: Callable[[bool], T], force: bool) -> T:
+def begin_or_resume(begin: Callable[[bool], T], force: bool) -> T:
     """Resume unfinished work; start again if its description differs and `force` allows it.
 
     Parameters

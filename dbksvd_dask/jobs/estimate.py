@@ -130,6 +130,9 @@ class FitWork(NamedTuple):
     >>> work = FitWork(n_features=16, n_atoms=24, n_iter=2, trained=512, held=60, mean_rows=540, stored_itemsize=4)
     >>> work.read_bytes, work.flops
     (75008, 522240.0)
+    >>> white = work._replace(covariance_rows=540)
+    >>> white.read_bytes - work.read_bytes, white.flops - work.flops
+    (34560, 600064.0)
     """
 
     n_features: int
@@ -141,18 +144,21 @@ class FitWork(NamedTuple):
     stored_itemsize: int
     passes: int = 1  # products with all atoms per sample
     gram: bool = True  # whether a batch computes one
+    covariance_rows: int = 0  # rows that it is taken of, in a pass of its own; 0 without whitening
 
     @property
     def read_bytes(self) -> int:
         """Bytes read from the store in the whole fit."""
-        rows = self.trained + self.n_iter * self.held + self.mean_rows
+        rows = self.trained + self.n_iter * self.held + self.mean_rows + self.covariance_rows
         return rows * self.n_features * self.stored_itemsize
 
     @property
     def flops(self) -> float:
-        """Operations of the products with the atoms: all rows read, and a gram per batch."""
-        rows = self.passes * (self.trained + self.n_iter * self.held) + self.n_iter * self.n_atoms * self.gram
-        return 2.0 * self.n_features * self.n_atoms * rows
+        """Operations of the products of all rows with the atoms, of a gram per batch, and of whitening."""
+        encoded = self.trained + self.n_iter * self.held
+        rows = self.passes * encoded + self.n_iter * self.n_atoms * self.gram
+        mapped = encoded + self.covariance_rows if self.covariance_rows else 0
+        return 2.0 * self.n_features * (self.n_atoms * rows + self.n_features * mapped)
 
 
 def fit_seconds(work: FitWork, reader: Any, dtype: Any) -> float:
@@ -387,7 +393,7 @@ def estimate_encode(
     plan, reader, atoms = job.plan, job.reader, job.dictionary.atoms
     units = range(plan.n_units) if part is None else plan.part_units(*part)
     rows = sum(stop - start for start, stop in map(plan.unit_bounds, units))
-    read_bytes = rows * reader.n_features * reader.stored.itemsize
+    read_bytes = rows * reader.row_bytes
     gram = job.how.spec.uses_gram(plan.n_atoms)
     passes = 1 if gram else n_passes(plan.k, plan.n_atoms)
     whitened = reader.n_features if job.how.whitening is not None else 0

@@ -17,7 +17,7 @@ import torch
 
 from dbksvd_dask.errors import InputError
 from dbksvd_dask.events import Callback, JobProgress, emit
-from dbksvd_dask.jobs.base import begin_or_go_on
+from dbksvd_dask.jobs.base import begin_or_resume
 from dbksvd_dask.lm.model import Hook, LanguageModel, check_ids, describe, open_model
 from dbksvd_dask.lm.texts import Texts, read_texts
 from dbksvd_dask.lm.windows import BATCHES_PER_BLOCK, Windows, make_windows, padded, plan_batches, plan_blocks
@@ -234,7 +234,7 @@ class CaptureJob:
         row_bytes = shape[1] * stored_dtype(self.dtype).itemsize + 4 * len(aligned)
         rows = self.chunk_rows or min(default_chunk_rows(shape[1], stored_dtype(self.dtype).itemsize), shape[0])
         require_room(path, shape[0], rows, row_bytes)
-        writer = begin_or_go_on(
+        writer = begin_or_resume(
             lambda resume: create_activations(
                 path,
                 *shape,

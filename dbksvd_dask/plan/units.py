@@ -85,22 +85,6 @@ def split_rows(n_rows: int, chunk_size: int) -> list[tuple[int, int]]:
     return [(a, min(a + chunk_size, n_rows)) for a in range(0, n_rows, chunk_size)]
 
 
-def tree_levels(n: int, fan_in: int) -> list[list[tuple[int, int]]]:
-    """Fixed order of a sum of n parts: per level, the spans of the parts that are added left to right.
-
-    >>> tree_levels(10, 4)
-    [[(0, 4), (4, 8), (8, 10)], [(0, 3)]]
-    >>> tree_levels(1, 4)
-    []
-    """
-    levels = []
-    while n > 1:
-        spans = [(a, min(a + fan_in, n)) for a in range(0, n, fan_in)]
-        levels.append(spans)
-        n = len(spans)
-    return levels
-
-
 def spread(n_chunks: int, threads: Sequence[int]) -> list[int]:
     """Worker of each chunk: neighbouring chunks together, workers loaded by their threads.
 

@@ -285,7 +285,7 @@ def measure_errors(reader: CodeReader, dictionary: Dictionary, activations: Any)
             rows = source[first:stop] if isinstance(source, np.ndarray) else source.read(first, stop)
             if first == 0:
                 few = slice(0, 256)
-                require_codes_of(_centred(rows[few], dictionary), dictionary.atoms, atom[few], coefficient[few])
+                _require_own_codes(dictionary, rows[few], atom[few], coefficient[few])
             yield rows, atom[: stop - first], coefficient[: stop - first]
 
     sums = stream_reconstruction(blocks(), dictionary.atoms, dictionary.mean)
@@ -293,6 +293,14 @@ def measure_errors(reader: CodeReader, dictionary: Dictionary, activations: Any)
     numbers = {f.name: getattr(whole, f.name) for f in fields(whole) if f.name in _NUMBERS}
     numbers["variance_explained"] = whole.variance_explained.value
     return Errors(sums.error_histogram, numbers, whole.n_samples)
+
+
+def _require_own_codes(
+    dictionary: Dictionary, rows: NDArray[Any], atom: NDArray[Any], coefficient: NDArray[Any]
+) -> None:
+    """Refuse codes of another dictionary, by errors in the coordinates in which this one encodes."""
+    Y, D, W = _centred(rows, dictionary), dictionary.atoms, dictionary.whitening
+    require_codes_of(*((Y, D) if W is None else (Y @ W, D @ W)), atom, coefficient)
 
 
 def _centred(rows: NDArray[Any], dictionary: Dictionary) -> NDArray[Any]:

@@ -71,8 +71,7 @@ class RowPicker:
         assert out.shape == (len(rows), reader.n_features)
         assert out.flags.c_contiguous
         copy, files = (copy_each, self._addresses) if self._maps else (read_each, self._fds)
-        row_bytes = reader.n_features * reader.stored.itemsize
-        failed = copy(files, reader.chunk_rows, row_bytes, rows, out.ctypes.data)
+        failed = copy(files, reader.chunk_rows, reader.row_bytes, rows, out.ctypes.data)
         if failed >= 0:
             raise StoreError(f"row {rows[failed]} of {reader.path} cannot be read; is the disk failing?")
 
@@ -89,7 +88,7 @@ def in_file_cache(reader: RowReader) -> bool:
 
     Probes three pages of every chunk without waiting for the disk.
     """
-    size = reader.chunk_rows * reader.n_features * reader.stored.itemsize
+    size = reader.chunk_rows * reader.row_bytes
     page = bytearray(min(_PAGE, size))
     places = (0, (size - len(page)) // 2, size - len(page))
     for chunk in range(reader.n_chunks):

@@ -98,9 +98,14 @@ class RowReader:
         return -(-self.n_samples // self.chunk_rows)
 
     @property
+    def row_bytes(self) -> int:
+        """Return the bytes of a row as stored."""
+        return self.n_features * self.stored.itemsize
+
+    @property
     def nbytes(self) -> int:
         """Return the bytes of the rows as stored."""
-        return self.n_samples * self.n_features * self.stored.itemsize
+        return self.n_samples * self.row_bytes
 
     def chunk_bounds(self, chunk: int) -> tuple[int, int]:
         """Return the first row of a chunk and the row after its last."""
@@ -164,11 +169,6 @@ class RowReader:
     def __dask_tokenize__(self) -> tuple[str, str, str]:
         """Identify the rows for Dask by their content, not by the address of the object."""
         return self.path, self.array, self.fingerprint
-
-    @property
-    def row_bytes(self) -> int:
-        """Return the bytes of a row as stored."""
-        return self.n_features * self.stored.itemsize
 
     def spans(self, start: int, stop: int) -> list[Span] | None:
         """Return where rows [start, stop) are as plain bytes of local files; None if they have to be decoded."""
@@ -241,7 +241,7 @@ class RowReader:
             if self.complete:
                 raise self._damage(chunk, "is missing") from None
             raise
-        size, needed = os.fstat(fd).st_size, self.chunk_rows * self.n_features * self.stored.itemsize
+        size, needed = os.fstat(fd).st_size, self.chunk_rows * self.row_bytes
         if size != needed:
             os.close(fd)
             raise self._damage(chunk, f"has {size} bytes instead of {needed}")
@@ -266,14 +266,13 @@ class RowReader:
 
     def _read_ranges(self, runs: Sequence[tuple[int, int, npt.NDArray[Any]]]) -> None:
         """Read runs of rows, each (start, stop, where to), as byte ranges of a remote store."""
-        row_bytes = self.n_features * self.stored.itemsize
         pieces = [
             (chunk, first, last, out[first - start : last - start])
             for start, stop, out in runs
             for chunk, first, last in self._pieces(start, stop)
         ]
-        offsets = [(first - chunk * self.chunk_rows) * row_bytes for chunk, first, _, _ in pieces]
-        lengths = [(last - first) * row_bytes for _, first, last, _ in pieces]
+        offsets = [(first - chunk * self.chunk_rows) * self.row_bytes for chunk, first, _, _ in pieces]
+        lengths = [(last - first) * self.row_bytes for _, first, last, _ in pieces]
         ends = [offset + length for offset, length in zip(offsets, lengths, strict=True)]
         contents = paths.cat_ranges(self.path, [self._key(piece[0]) for piece in pieces], offsets, ends)
         for (chunk, _, _, target), content, length in zip(pieces, contents, lengths, strict=True):

@@ -55,7 +55,9 @@ def open_dictionary(path: PathLike) -> Dictionary:
         raise StoreError(f"{where} holds no dictionary and no checkpoint; give the folder of a fit")
     readable, dictionary, damaged = readable_checkpoint(where)
     if damaged:
-        raise StoreError(f"{damaged[0]}; {readable} can be read: give that one, or go on from it with resume=True")
+        raise StoreError(
+            f"{damaged[0]}; {readable} can be read: give that one, or continue from it with resume=True"
+        )
     return dictionary
 
 

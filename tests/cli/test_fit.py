@@ -149,6 +149,16 @@ def test_plan_says_what_it_takes_and_does_nothing(tmp_path, store):
     assert plan["memory_bytes"] == DBKSVD(24, 3, batch_size=256, chunk_size=128).plan(store).total
 
 
+def test_plan_counts_the_passes_for_mean_and_covariance(tmp_path, store):
+    def planned(*how):
+        return json.loads(jobs.command("fit", store, tmp_path / "run", *SMALL, *how, "--plan", "--json")[1])
+
+    plain, white = planned(), planned("--whiten", 0.5)
+    one_pass = 540 * 16 * 4
+    assert white["read_bytes"] - plain["read_bytes"] == one_pass
+    assert plain["read_bytes"] - planned("--no-center")["read_bytes"] == one_pass
+
+
 def test_plan_counts_the_tasks_of_workers_without_starting_them(tmp_path, store):
     how = (*SMALL, "--workers", 4, "--threads", 2, "--plan", "--json")
     plan = json.loads(jobs.command("fit", store, tmp_path / "run", *how)[1])

@@ -57,7 +57,7 @@ def test_ctrl_c_leaves_the_checkpoint_and_says_where_it_is(tmp_path):
         (("info", "a.zarr"), None),
     ],
 )
-def test_ctrl_c_says_how_to_go_on(capsys, monkeypatch, args, text):
+def test_ctrl_c_says_how_to_resume(capsys, monkeypatch, args, text):
     def pressed(*_, **__):
         raise KeyboardInterrupt
 

@@ -296,7 +296,7 @@ def test_shuffle_of_bad_input_is_one_line(case, tmp_path, capsys):
 def test_info_of_bad_input_is_one_line(tmp_path, capsys):
     assert "nothing at" in fails(capsys, "info", tmp_path / "nowhere")
     (tmp_path / "x.txt").write_text("x")
-    assert "is nothing that dbksvd knows" in fails(capsys, "info", tmp_path / "x.txt")
+    assert "dbksvd does not recognise" in fails(capsys, "info", tmp_path / "x.txt")
     assert "is empty: 0 bytes" in fails(capsys, "info", empty_file(tmp_path))
     assert "has 100 bytes instead of 256" in fails(capsys, "info", truncated_store(tmp_path), "--verify")
 

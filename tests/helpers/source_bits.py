@@ -38,6 +38,7 @@ MODES = {
     "groups": {"groups": "exponential", "encode": "staged"},
     "mean": {"sparsity": "mean", "init": "data"},
     "no gram": {"gram": "never"},
+    "whitened": {"whiten": 0.5},
     "no gram, groups": {"gram": "never", "groups": "exponential", "encode": "staged", "refit": True},
     "prior": {"growth": 7.0, "nonneg": True, "sparsity": "mean", "frequency_prior": True, "n_iter": 18},
 }

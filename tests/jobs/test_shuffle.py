@@ -104,7 +104,7 @@ def test_rows_that_come_in_pieces_give_the_sums_of_whole_batches(n_rows, chunk_r
     rows = ordered_rows(n_rows, 20)
     sample = MixingSample(n_rows, choose_columns(20), rows.dtype)
     for first in range(0, n_rows, step):
-        sample.see(first, rows[first : first + step])
+        sample.add(first, rows[first : first + step])
     expected = BatchMeans(16)
     for low in range(0, n_rows, chunk_rows):
         chunk = 2 * rows[low : low + chunk_rows, :16]

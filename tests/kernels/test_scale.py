@@ -27,6 +27,7 @@ MODES = {
     "not centred, data": {"center": False, "init": "data"},
     "mean, four steps": {"sparsity": "mean", "lanczos_steps": 4},
     "one step, random": {"lanczos_steps": 1, "dead_atoms": "random", "rtol": 0.1},
+    "whitened": {"whiten": 0.5},
     "growing with a prior": {"growth": 1.5, "sparsity": "mean", "frequency_prior": True, "n_iter": 18},
 }
 

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dbksvd_dask.errors import InputError
-from dbksvd_dask.plan import units
 from dbksvd_dask.plan.groups import exponential_groups, group_budgets, group_sizes, plan_groups, plan_rounds
 from dbksvd_dask.plan.stream import RowStream, plan_stream, runs
 
@@ -100,15 +99,6 @@ def test_rounds_partition_the_atoms(n_atoms, n_rounds, seed, iteration):
     sizes = [r.size for r in rounds]
     assert min(sizes) >= 1
     assert max(sizes) - min(sizes) <= 1
-
-
-@given(st.integers(1, 300), st.integers(2, 9))
-def test_sums_add_every_part_once(n, fan_in):
-    parts = [{i} for i in range(n)]
-    for spans in units.tree_levels(n, fan_in):
-        assert all(b - a <= fan_in for a, b in spans)
-        parts = [set().union(*parts[a:b]) for a, b in spans]
-    assert parts == [set(range(n))]
 
 
 @given(st.lists(st.integers(0, 50), max_size=60))

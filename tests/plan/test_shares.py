@@ -33,8 +33,8 @@ def leaves(start, stop):
 def order_by_levels(n):
     """The order in which pairs of chunks are added level by level, a last one without a partner as it is."""
     parts = [node.value for node in leaves(0, n)]
-    for spans in units.tree_levels(n, 2):
-        parts = [add(*parts[a:b]) if b - a == 2 else parts[a] for a, b in spans]
+    while len(parts) > 1:
+        parts = [add(*parts[a : a + 2]) if a + 1 < len(parts) else parts[a] for a in range(0, len(parts), 2)]
     return parts[0]
 
 

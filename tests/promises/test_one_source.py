@@ -19,7 +19,10 @@ from dbksvd_dask.plan.encoder import EncodeSpec
 
 # what OpenBLAS takes for OPENBLAS_CORETYPE, and the flag of /proc/cpuinfo without which its kernels cannot run
 CORE_TYPES = {"Nehalem": "sse4_2", "Sandybridge": "avx", "Haswell": "avx2", "Zen": "avx2", "SkylakeX": "avx512f"}
-ALL_MODES = ("omp", "fista", "nonneg refit", "rtol", "groups", "mean", "prior", "no gram", "no gram, groups")
+ALL_MODES = (
+    *("omp", "fista", "nonneg refit", "rtol", "groups", "mean", "prior", "no gram", "no gram, groups"),
+    "whitened",
+)
 
 
 def processor_flags():

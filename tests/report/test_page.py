@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from dbksvd_dask import Dictionary, decode, encode
 from dbksvd_dask.cli.main import cli
 from dbksvd_dask.codes import open_codes
 from dbksvd_dask.errors import InputError, MismatchError, StoreError
@@ -283,6 +284,19 @@ def test_codes_that_do_not_give_the_samples_back_are_refused(tmp_path):
         write_report(dictionary, codes, tmp_path / "r.html", samples=texts, activations=-Y)
     with pytest.raises(MismatchError, match=r"activations of shape \(10, 16\) do not fit codes of 300 samples"):
         write_report(dictionary, codes, tmp_path / "r.html", activations=Y[:10])
+
+
+def test_codes_of_whitened_samples_are_compared_in_their_coordinates(tmp_path):
+    """The second feature hardly counts there: what fits the first makes the error larger than the sample."""
+    W = np.diag([1, 0.01]).astype(np.float32)
+    dictionary = Dictionary(np.array([[0.6, 0.8]], np.float32), None, {"n_atoms": 1, "k": 1}, whitening=W)
+    Y = np.tile(np.array([[1, -5]], np.float32), (20, 1))
+    codes = encode(Y, dictionary)
+    left = np.linalg.norm(Y - decode(codes, dictionary.atoms), axis=1)
+    assert (left > np.linalg.norm(Y, axis=1)).all()
+    write_report(dictionary, codes, tmp_path / "r.html", activations=Y)
+    with pytest.raises(MismatchError, match="they belong to another dictionary or other samples"):
+        write_report(dictionary, codes, tmp_path / "r.html", activations=-Y)
 
 
 def test_what_is_no_run_or_no_codes_is_refused(tmp_path):

@@ -170,7 +170,7 @@ def test_a_damaged_checkpoint_is_named_with_the_one_that_can_be_read(tmp_path, d
     for args in (("info", damaged), ("encode", store, damaged, tmp_path / "codes.zarr")):
         err = refused(*args)
         assert f"{newest} is damaged" in err
-        assert f"{older} can be read: give that one, or go on from it with --resume" in err
+        assert f"{older} can be read: give that one, or continue from it with --resume" in err
     assert jobs.command("info", older)[0] == 0
 
 
