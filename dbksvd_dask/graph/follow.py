@@ -56,9 +56,8 @@ def _news_of(client: Any, batch: Together) -> Iterator[queue.SimpleQueue[Any]]:
     """Collect the rounds that the first worker reports, beside anything else that is put there."""
     news: queue.SimpleQueue[Any] = queue.SimpleQueue()
     _listening[batch.name] = news
-    client.subscribe_topic(
-        ROUNDS, _on_round_reported
-    )  # each time: a scheduler that was started again does not know
+    # each time: a scheduler that was started again does not know
+    client.subscribe_topic(ROUNDS, _on_round_reported)
     try:
         yield news
     finally:

@@ -300,7 +300,9 @@ def _require_own_codes(
 ) -> None:
     """Refuse codes of another dictionary, by errors in the coordinates in which this one encodes."""
     Y, D, W = _centred(rows, dictionary), dictionary.atoms, dictionary.whitening
-    require_codes_of(*((Y, D) if W is None else (Y @ W, D @ W)), atom, coefficient)
+    if W is not None:
+        Y, D = Y @ W, D @ W
+    require_codes_of(Y, D, atom, coefficient)
 
 
 def _centred(rows: NDArray[Any], dictionary: Dictionary) -> NDArray[Any]:
