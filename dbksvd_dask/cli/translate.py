@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import click
 
 # parameters that have another name as an option
-ALIASES = {"overwrite": "force"}
+ALIASES = {"overwrite": "force", "shape": "image_shape"}
 # what a message says of a command other than the one that was typed: flags, and options of `import` with a value
 COMMON = {"force": "--force", "resume": "--resume", "link": "--link"}
 OF_IMPORT = {"nonfinite": "--nonfinite", "texts": "--texts"}

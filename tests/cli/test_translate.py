@@ -87,6 +87,7 @@ def command(*words):
             "import the samples again with nonfinite='drop'; use a smaller chunk_size",
             "import the samples again with --nonfinite drop; use a smaller --chunk-size",
         ),
+        (("report",), "shape=(5, 5) does not fit 32 features", "--image-shape 5x5 does not fit 32 features"),
         (("report",), "import it with texts=FILE", "import it with --texts FILE"),
         # not options, not values that can be typed, or parts of names
         (("shuffle",), "begun with compressor=None, now n_parts=3", "begun with compressor=None, now n_parts=3"),
