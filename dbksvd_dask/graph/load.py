@@ -15,8 +15,9 @@ from dbksvd_dask.graph.tasks import Tasks
 from dbksvd_dask.graph.threads import each
 from dbksvd_dask.kernels import chunk, encode
 from dbksvd_dask.kernels.blas import one_blas_thread
+from dbksvd_dask.kernels.products import second_moment
 from dbksvd_dask.kernels.scale import largest_norm
-from dbksvd_dask.kernels.whiten import second_moment, unit_product
+from dbksvd_dask.kernels.whiten import unit_product
 from dbksvd_dask.plan import shares
 from dbksvd_dask.plan.device import CPU, Placement
 from dbksvd_dask.plan.encoder import EncodeSpec

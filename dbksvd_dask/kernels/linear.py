@@ -16,6 +16,7 @@ import numpy as np
 
 from dbksvd_dask.kernels._jit import jit
 from dbksvd_dask.kernels.blas import one_blas_thread
+from dbksvd_dask.kernels.products import second_moment
 
 # Bins of a latent's histogram, and bins per typical coefficient: pre-activations from 0 to twice that, in steps of
 # 1/32; the threshold is interpolated in between.
@@ -69,8 +70,7 @@ def code_sums(Y: np.ndarray, latent: np.ndarray, value: np.ndarray, n_latents: i
     x, xy = np.zeros(n_latents), np.zeros((n_latents, Y.shape[1]))
     counts = np.zeros(n_latents, np.int64)
     _add_codes(A, latent, value, x, xy, counts)
-    # a copy, or BLAS would choose between two routines by where the memory lies
-    return CodeSums(A.shape[0], A.sum(axis=0), np.dot(A.T, A.copy()), x, xy, counts)
+    return CodeSums(A.shape[0], A.sum(axis=0), second_moment(A), x, xy, counts)
 
 
 @jit

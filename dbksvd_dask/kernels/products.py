@@ -1,10 +1,11 @@
-"""Products of samples with atoms, each sample at its place on the grid of rows, and norms of samples."""
+"""Products of samples with atoms, each sample at its place on the grid of rows; norms and second moments."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from dbksvd_dask.kernels._jit import jit
+from dbksvd_dask.kernels.blas import one_blas_thread
 from dbksvd_dask.plan import units
 
 
@@ -37,3 +38,11 @@ def tile_products(rows: np.ndarray, D: np.ndarray, tile: units.Tile, buffer: np.
         rows = padded
     out = buffer.reshape(-1)[: tile.height * D.shape[0]].reshape(tile.height, D.shape[0])
     return np.dot(rows, D.T, out=out)[tile.place : tile.place + n]
+
+
+@one_blas_thread
+def second_moment(Y: np.ndarray) -> np.ndarray:
+    """Return the sum of ``y y^T`` over centred samples: (d, d) float64."""
+    A = np.asarray(Y, np.float64)
+    # a copy, or BLAS would choose between two routines by where the memory lies
+    return np.asarray(np.dot(A.T, A.copy()))

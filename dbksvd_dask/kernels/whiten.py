@@ -83,20 +83,12 @@ class Whitened(NamedTuple):
 
 
 @one_blas_thread
-def second_moment(Y: np.ndarray) -> np.ndarray:
-    """Return the sum of ``y y^T`` over centred samples: (d, d) float64."""
-    A = Y.astype(np.float64)
-    # a copy, or BLAS would choose between two routines by where the memory lies
-    return np.asarray(np.dot(A.T, A.copy()))
-
-
-@one_blas_thread
 def whitening(total: np.ndarray, exponent: float, dtype: np.dtype) -> np.ndarray:
     """Return the map of an exponent, (d, d): rows times it are whitened and keep their mean squared norm.
 
     Parameters
     ----------
-    total : (d, d) sum of `second_moment` over all samples, in any unit
+    total : (d, d) sum of `kernels.products.second_moment` over all samples, in any unit
     exponent : a, from 0 to 1
     """
     size = float(np.trace(total)) / total.shape[0]

@@ -14,7 +14,8 @@ from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.export.foreign import load_foreign
 from dbksvd_dask.export.saelens import export_saelens
 from dbksvd_dask.kernels.encode import encode_rows, gram_matrix
-from dbksvd_dask.kernels.whiten import second_moment, whitening
+from dbksvd_dask.kernels.products import second_moment
+from dbksvd_dask.kernels.whiten import whitening
 from dbksvd_dask.plan.encoder import EncodeSpec
 from tests.conftest import random_dictionary
 from tests.naive import saelens

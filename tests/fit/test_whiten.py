@@ -10,6 +10,7 @@ import pytest
 from dbksvd_dask import DBKSVD, encode, encode_store, open_codes, open_dictionary, save_dictionary
 from dbksvd_dask.errors import InputError, StoreError
 from dbksvd_dask.kernels import whiten
+from dbksvd_dask.kernels.products import second_moment
 from dbksvd_dask.store.dictionary import publish_dictionary
 from dbksvd_dask.store.runs import readable_checkpoint
 from tests.helpers.cli import run as run_command
@@ -31,7 +32,7 @@ def test_it_is_a_fit_of_whitened_samples_mapped_back(samples, how):
     start = np.random.default_rng(0).standard_normal((24, 12)).astype(np.float32)
     model = DBKSVD(24, 4, init=start, whiten=0.5, **PLAIN, **how).fit(samples)
     centred = samples - samples.mean(axis=0)
-    maps = whiten.Whitening.of(whiten.whitening(whiten.second_moment(centred), 0.5, samples.dtype))
+    maps = whiten.Whitening.of(whiten.whitening(second_moment(centred), 0.5, samples.dtype))
     twin = DBKSVD(24, 4, init=start @ maps.forward, center=False, **PLAIN, **how).fit(centred @ maps.forward)
     # a pursuit that meets a near tie may choose otherwise: nearly all atoms agree
     agree = np.abs(np.sum(model.components_ * maps.back(twin.components_), axis=1))

@@ -7,6 +7,7 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 from dbksvd_dask.kernels import chunk, encode, whiten
+from dbksvd_dask.kernels.products import second_moment
 from dbksvd_dask.plan.encoder import EncodeSpec
 
 
@@ -20,7 +21,7 @@ def samples(rng):
 
 
 def made(Y, a, dtype=np.float32):
-    return whiten.Whitening.of(whiten.whitening(whiten.second_moment(Y), a, np.dtype(dtype)))
+    return whiten.Whitening.of(whiten.whitening(second_moment(Y), a, np.dtype(dtype)))
 
 
 def naive_maps(Y, a):
@@ -113,7 +114,7 @@ def test_directions_without_variance_stay_finite(samples, n_used):
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
 def test_maps_have_the_same_bits_on_any_number_of_blas_threads(rng, dtype):
     # above 256 features or so, OpenBLAS divides an inversion among its threads
-    total = whiten.second_moment(rng.standard_normal((800, 400)) * np.geomspace(5, 0.1, 400))
+    total = second_moment(rng.standard_normal((800, 400)) * np.geomspace(5, 0.1, 400))
     found = []
     for n_threads in (1, 2):
         with threadpool_limits(n_threads, user_api="blas"):
