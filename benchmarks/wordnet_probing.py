@@ -88,13 +88,20 @@ def fits(n_atoms: int, k: int) -> dict[str, dict[str, Any]]:
     }
 
 
+def recipe_settings(k: int) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Give the recipes, and one of them with k as the mean number of nonzeros: name -> recipe and changes."""
+    on_average = {"sparsity": "mean", "max_nonzeros": k + k // 4}
+    same = {name: (name, {}) for name in ("reconstruct", "recover", "read")}
+    return {**same, "read with k on average": ("read", on_average)}
+
+
 def recipes(Y: np.ndarray, args: argparse.Namespace, seed: int) -> Iterator[Found]:
     """Each recipe for one matrix of samples, with its own encoding and in one linear step."""
-    for name in ("reconstruct", "recover", "read"):
+    for name, (recipe, changes) in recipe_settings(args.k).items():
         if not wanted(f"recipe {name}", args.only):
             continue
-        settings = {"batch_size": 16_384, "validation": 0, "seed": seed, "output": "sparse"}
-        model = DBKSVD.recipe(name, args.atoms, args.k, **settings)
+        settings = {"batch_size": 16_384, "validation": 0, "seed": seed, "output": "sparse", **changes}
+        model = DBKSVD.recipe(recipe, args.atoms, args.k, **settings)
         began = time.process_time()
         model.fit(Y)
         seconds = time.process_time() - began

@@ -272,8 +272,8 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         Examples
         --------
         >>> from dbksvd_dask import DBKSVD
-        >>> DBKSVD.recipe("read", n_atoms=64, k=8, seed=3)
-        DBKSVD(encode='staged', groups=(16, 48), k=8, n_atoms=64, nonneg=True, seed=3, whiten=0.5)  # recipe 'read'
+        >>> DBKSVD.recipe("reconstruct", n_atoms=64, k=8, seed=3)
+        DBKSVD(k=8, n_atoms=64, refit=True, seed=3, whiten=0.25)  # recipe 'reconstruct'
         """
         find_recipe(name)
         n_atoms = check_integer("n_atoms", n_atoms, 1)

@@ -52,6 +52,18 @@ def test_probing_finds_the_categories(rng):
     assert "DB-KSVD, non-negative, plain | 1" in wordnet_probing.table([row])
 
 
+def test_probing_has_a_row_per_recipe_and_one_with_k_on_average(rng):
+    Y = rng.standard_normal((600, 12)).astype(np.float32)
+    args = argparse.Namespace(atoms=40, k=4, only=["recipe read"])
+    rows = {found.name: found for found in wordnet_probing.recipes(Y, args, 0)}
+    names = ("recipe read", "recipe read with k on average")
+    assert list(rows) == [name + how for name in names for how in ("", ", linear")]
+    most, mean = (np.diff(rows[name].codes.indptr) for name in names)
+    assert most.max() <= 4
+    assert mean.max() == 5
+    assert abs(mean.mean() - 4) < 0.4
+
+
 def test_recovery_settings_are_legal_and_tabled():
     for name, size in synth_model.SIZES.items():
         for how in synthsaebench.fits(name, 1.5).values():
@@ -176,6 +188,13 @@ def test_whitening_has_a_row_per_k_and_exponent_and_keeps_the_last_rows_apart(rn
     assert ((figures > 0) & (figures < 1)).all()
     with pytest.raises(SystemExit, match="500 held-out rows leave none"):
         whitening.split(str(store), 300, 500)
+
+
+def test_stability_on_a_store(rng, tmp_path, capsys):
+    store = tmp_path / "y.zarr"
+    zarr.create_array(str(store), data=rng.standard_normal((500, 12)).astype(np.float32), chunks=(100, 12))
+    stability.main(["--store", str(store), "--k", "2", "--atoms", "20", "--rows", "400", "--recipes", "read"])
+    assert any(line.startswith("| y.zarr | read | 0.") for line in capsys.readouterr().out.splitlines())
 
 
 def test_compositional_samples_are_sums_of_few_latents():
