@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import installed, machine
+from benchmarks.common import Stopwatch, installed, machine
 from benchmarks.network_data import CONTEXT, Prepared, add_model_options, model_path
 from benchmarks.network_methods import METHODS, RAW, Training, compare_rates
 from benchmarks.network_scores import SCORES, Subject, losses, stable
@@ -153,9 +153,14 @@ class Table:
             return
         shutil.rmtree(folder, ignore_errors=True)  # of a run that was cut short, or without its line
         folder.parent.mkdir(parents=True, exist_ok=True)
-        training = self.training(cell)
+        method, training = METHODS[cell.method], self.training(cell)
+        if method.base:
+            base = replace(cell, method=method.base)
+            self.train(base)
+            line = self.find("train", base) or {}
+            training.base, training.clock = self.folder(base), Stopwatch(line["wall_s"], line["cpu_s"])
         training.clock.start()
-        METHODS[cell.method].train(training, folder)
+        method.train(training, folder)
         training.clock.stop()
         seconds = {"cpu_s": training.clock.cpu, "wall_s": training.clock.wall}
         self.add("train", cell, seconds | {"notes": training.notes, "machine": machine()})

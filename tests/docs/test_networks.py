@@ -76,6 +76,15 @@ def test_a_line_that_is_missing_is_measured_again_and_only_that(data, tmp_path):
     assert 0 < stability["stability"] < 1
 
 
+@pytest.mark.slow
+def test_a_method_on_another_dictionary_trains_that_first_and_counts_its_seconds(data, tmp_path):
+    options = ["--methods", "DB-KSVD read, linear", "--parts", "coherence"]
+    lines = run(data, tmp_path / "results.jsonl", *options)
+    found = {line["method"]: line for line in lines if line["part"] == "train"}
+    assert set(found) == {"DB-KSVD read", "DB-KSVD read, linear"}
+    assert found["DB-KSVD read, linear"]["cpu_s"] > found["DB-KSVD read"]["cpu_s"] > 0
+
+
 def test_soft_frozen_atoms_stay_near_their_start_or_its_negative():
     rng = np.random.default_rng(0)
     start, atoms = (network_methods.unit_atoms(rng.standard_normal((50, 8))) for _ in range(2))
