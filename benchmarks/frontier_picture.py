@@ -83,7 +83,7 @@ def draw_panel(ax: Axes, points: list[Point], title: str, x: str, y: str) -> Non
         place = {"sae": (9, -13, "left"), "linear": (4, -17, "center")}.get(point.kind, (0, 8, "center"))
         ax.annotate(label, (point.x, point.y), xytext=place[:2], textcoords="offset points", ha=place[2])
     ax.set(title=title, xlabel=x, ylabel=y)
-    ax.margins(0.18)
+    ax.margins(0.28, 0.18)  # room for labels
     ax.grid(alpha=0.3)
 
 
