@@ -365,16 +365,13 @@ class DBKSVD(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         Y : as in `fit`; one outer batch
         """
         from dbksvd_dask.codes import feature_coords
+        from dbksvd_dask.fit.single import batch_params
 
-        params = self._params()
-        if params.growth is not None:
-            raise InputError(f"growth={params.growth} is a schedule over a whole fit; use fit, or growth=None")
         state: Dictionary | None = getattr(self, "_fitted", None)
-        _check_whiten(params, state)
+        params = batch_params(self._params(), state)
         source = as_source(Y, params.chunk_size)
         if state is not None:
             check_width(source, state.n_features, "Y")
-            params = _as_before(params, state)
         trainer = self._trainer(source, 0, params)
         if state is None:
             state = trainer.start()
@@ -558,30 +555,6 @@ def history_dataset(history: History) -> xr.Dataset:
     n = max((len(values) for values in history.values()), default=0)
     variables = {name: ("iteration", np.asarray(values)) for name, values in history.items()}
     return xr.Dataset(variables, coords={"iteration": np.arange(n)})
-
-
-def _check_whiten(params: FitParams, state: Dictionary | None) -> None:
-    """Refuse a batch for which there is no map to whitened coordinates, or another one than is asked for."""
-    if state is None or state.whitening is None:
-        if params.whiten > 0:
-            raise InputError(
-                f"whiten={params.whiten} needs the covariance of all samples; begin with fit, or use whiten=0"
-            )
-    elif params.whiten != state.params.get("whiten", params.whiten):
-        raise InputError(
-            f"whiten={params.whiten}, but this dictionary was fitted with whiten={state.params['whiten']}, and "
-            "partial_fit keeps its map; use the same value, or fit anew"
-        )
-
-
-def _as_before(params: FitParams, state: Dictionary) -> FitParams:
-    """Leave nothing to rules that has been decided: batches of other sizes must not change it."""
-    rounds, steps = (state.params.get(name) for name in ("n_rounds", "lanczos_steps"))
-    return replace(
-        params,
-        n_rounds=rounds if params.n_rounds is None else params.n_rounds,
-        lanczos_steps=steps if params.lanczos_steps is None else params.lanczos_steps,
-    )
 
 
 def _is_rule(init: Any) -> bool:
