@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dbksvd_dask import events
+from dbksvd_dask.base.interrupts import uninterrupted
 from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.errors import BusyError, ClusterError, InputError, MismatchError, StoreError
 from dbksvd_dask.fit.context import Context
@@ -177,8 +178,9 @@ class Run:
 
     def _write(self, state: Dictionary, lock: Lock) -> None:
         lock.require_held()
-        path = write_checkpoint(self.path, state)
-        self._unsaved = None
+        with uninterrupted():
+            path = write_checkpoint(self.path, state)
+            self._unsaved = None
         self.context.emit(events.CheckpointWritten(path, state.iteration))
 
     @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import dataclasses
 import json
 import logging
@@ -15,6 +16,7 @@ import pytest
 from dbksvd_dask import DBKSVD, cluster, events
 from dbksvd_dask.dictionary import Dictionary
 from dbksvd_dask.errors import InputError, MismatchError, StoreError
+from dbksvd_dask.fit import resume
 from dbksvd_dask.fit.resume import require_same_fit
 from dbksvd_dask.plan.params import FitParams
 from dbksvd_dask.store import dictionary, runs
@@ -307,6 +309,30 @@ def test_no_checkpoint_holds_a_pickle(halfway):
 
 
 # ---------------------------------------------------------------------------------------------- Ctrl-C
+
+
+def test_interrupt_while_a_checkpoint_is_written_ends_with_that_checkpoint(tmp_path, monkeypatch):
+    """Zarr would go on writing behind the back of a caller that is interrupted, in the way of the next write."""
+    begun, ended, write = [], [], resume.write_checkpoint
+
+    def interrupt(run, state):
+        begun.append(state.iteration)
+        if begun == [1, 2]:
+            _thread.interrupt_main()
+        path = write(run, state)
+        ended.append(state.iteration)
+        return path
+
+    monkeypatch.setattr(resume, "write_checkpoint", interrupt)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    run = str(tmp_path / "run")
+    try:
+        with pytest.raises(KeyboardInterrupt, match=r"checkpoint-000002\.zarr is intact"):
+            DBKSVD(8, 2, n_iter=5, validation=0, checkpoint=run).fit(jobs.made_up(300, 6))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert begun == ended == [1, 2]
+    assert open_dictionary(run).iteration == 2
 
 
 @pytest.mark.slow
