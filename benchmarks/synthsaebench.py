@@ -72,7 +72,7 @@ def score(D: np.ndarray, codes: sp.csr_array, bias: np.ndarray, samples: Samples
 SETTINGS: dict[str, dict[str, Any]] = {
     "small": {"batch_size": 20_000},
     "medium": {"batch_size": 20_000},
-    "16k": {"batch_size": 100_000, "n_rounds": 64, "lanczos_steps": 1},
+    "16k": {"batch_size": 200_000, "n_rounds": 64, "lanczos_steps": 1},
 }
 
 
